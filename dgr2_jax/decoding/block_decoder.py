@@ -1,0 +1,273 @@
+"""Block decoding with a threshold; B = 1 is the autoregressive decoder.
+
+    prefill -> seed of block 0
+    repeat, each row on its own clock:
+      tokens left to commit in the block?
+        denoise: one forward over [seed, MASK, x, MASK ...], both ways;
+                 commit where top probability >= threshold, else the best one
+      else
+        commit:  one forward over the finished block by the clean rule; its keys
+                 stay in the cache, its last state gives the next block's seed
+    until an EOS stands with everything to its left
+
+Both kinds of forward have the same shape, so rows of a batch mix freely and no
+row waits for another at a block boundary. With B = 1 (shifted) a block is its
+seed and only commits remain: one token a forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+
+NEVER = np.iinfo(np.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+  """Decoding options that fix the compiled program.
+
+  Attributes:
+    max_response: L, response tokens at most; a multiple of B.
+    num_rollouts: G, responses a request.
+    temperature: 0 is greedy.
+    max_denoising_steps: per block; at the cap everything left is committed.
+    answer_marker: token after which the answer begins; with `answer_ids`, used
+      candidates are masked there (the answer-constrained AR variant).
+    answer_ids: the candidate tokens; empty for no constraint.
+  """
+  max_response: int
+  num_rollouts: int = 1
+  temperature: float = 0.0
+  max_denoising_steps: int = 64
+  answer_marker: int = -1
+  answer_ids: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    if self.temperature < 0:
+      raise ValueError(f'temperature={self.temperature} must be >= 0')
+    if self.max_denoising_steps < 1:
+      raise ValueError(
+          f'max_denoising_steps={self.max_denoising_steps} must be >= 1')
+
+
+@flax.struct.dataclass
+class Rollout:
+  """Decoded responses and their traces.
+
+  Attributes:
+    tokens: int32 [N, G, L]; undefined from `length` on.
+    length: int32 [N, G], tokens through EOS; L without one.
+    finished: bool [N, G], whether an EOS stands; otherwise it overflowed.
+    call: int32 [N, G, L], the model call that committed the token (0 is the
+      prefill), NEVER where none did. Two tokens of a block with equal call
+      were committed by the same denoising step.
+    logprob: float32 [N, G, L] of the distribution the token was drawn from
+      (greedy: temperature 1).
+    calls: int32 [N, G], model calls of the response, prefill and commit passes
+      included.
+  """
+  tokens: jax.Array
+  length: jax.Array
+  finished: jax.Array
+  call: jax.Array
+  logprob: jax.Array
+  calls: jax.Array
+
+
+@flax.struct.dataclass
+class _State:
+  """Loop state; see `Rollout`. `step` counts denoising steps of the block."""
+  cache: canvas_lib.Cache
+  tokens: jax.Array
+  call: jax.Array
+  logprob: jax.Array
+  start: jax.Array  # [N, G]
+  step: jax.Array  # [N, G]
+  calls: jax.Array  # [N, G]
+  done: jax.Array  # [N, G]
+
+
+@functools.partial(
+    jax.jit, static_argnames=('model', 'vocabulary', 'canvas', 'config'))
+def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
+           prompt_length: jax.Array, example_id: jax.Array, key: jax.Array,
+           threshold: jax.Array, *, vocabulary: vocabulary_lib.Vocabulary,
+           canvas: canvas_lib.CanvasConfig, config: DecodeConfig) -> Rollout:
+  """Decodes G responses a request.
+
+  A row's result is a function of its own prompt, `example_id` and `key`: batch
+  neighbours don't change it.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    prompt: int32 [N, P], padded on the right.
+    prompt_length: int32 [N].
+    example_id: int32 [N], seeds a request's sampling.
+    key: seeds the rollout.
+    threshold: tau in (0, 1], scalar; 1 switches it off: one token a step.
+    vocabulary: special ids.
+    canvas: block size and rules.
+    config: the rest.
+  """
+  cache, last = canvas_lib.prefill(
+      model, params, prompt, prompt_length, config.num_rollouts,
+      config.max_response)
+  return generate(model, params, cache, last, example_id, key, threshold,
+                  vocabulary=vocabulary, canvas=canvas, config=config)
+
+
+@functools.partial(
+    jax.jit, static_argnames=('model', 'vocabulary', 'canvas', 'config'))
+def generate(model: transformer.Transformer, params: Any,
+             cache: canvas_lib.Cache, last: jax.Array, example_id: jax.Array,
+             key: jax.Array, threshold: jax.Array, *,
+             vocabulary: vocabulary_lib.Vocabulary,
+             canvas: canvas_lib.CanvasConfig,
+             config: DecodeConfig) -> Rollout:
+  """`decode` after the prefill that gave `cache` and `last` [N, D]."""
+  if config.max_response % canvas.block_size:
+    raise ValueError(
+        f'max_response={config.max_response} is not a multiple of '
+        f'block_size={canvas.block_size}')
+  if config.answer_ids and canvas.block_size > 1:
+    raise ValueError('masking used candidates is for autoregressive decoding '
+                     f'(block_size 1), got block_size={canvas.block_size}')
+  n, g, length = example_id.shape[0], config.num_rollouts, config.max_response
+  row_keys = jax.vmap(
+      lambda i: jax.random.split(jax.random.fold_in(key, i), g))(example_id)
+  state = _State(
+      cache=cache,
+      tokens=jnp.full((n, g, length), vocabulary.eos_id, jnp.int32),
+      call=jnp.full((n, g, length), NEVER, jnp.int32),
+      logprob=jnp.zeros((n, g, length), jnp.float32),
+      start=jnp.zeros((n, g), jnp.int32),
+      step=jnp.zeros((n, g), jnp.int32),
+      calls=jnp.ones((n, g), jnp.int32),
+      done=jnp.zeros((n, g), bool))
+  if canvas.shifted:
+    seed_state = jnp.broadcast_to(
+        last[:, None, None], (n, g, 1, last.shape[-1]))
+    logits = _logits(model, params, seed_state, state, vocabulary, config)
+    token, _, logprob = _draw(logits, row_keys, 0 * state.calls, config)
+    state = _write(state, jnp.zeros((n, g, 1), jnp.int32),
+                   jnp.ones((n, g, 1), bool), token, logprob, 0 * state.calls)
+    state = _finish(state, vocabulary)
+
+  def step(state: _State) -> _State:
+    return _step(model, params, state, row_keys, threshold, vocabulary, canvas,
+                 config)
+
+  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  stands, end = _end_of_response(state, vocabulary)
+  return Rollout(state.tokens, jnp.where(stands, end + 1, length), stands,
+                 state.call, state.logprob, state.calls)
+
+
+def _step(model, params, state: _State, row_keys, threshold, vocabulary,
+          canvas, config) -> _State:
+  """One forward: a denoising step or a commit pass, row by row."""
+  b = canvas.block_size
+  positions = canvas_lib.block_positions(state.start, b)  # [N, G, B]
+  committed = jnp.take_along_axis(state.call, positions, -1) < NEVER
+  tokens = jnp.where(committed, jnp.take_along_axis(
+      state.tokens, positions, -1), vocabulary.mask_id)
+  committing = committed.all(-1)  # [N, G]
+  hidden, cache = canvas_lib.decode_block(
+      model, params, state.cache, tokens, state.start, committing, canvas)
+  logits = _logits(model, params, hidden, state, vocabulary, config)
+  token, confidence, logprob = _draw(logits, row_keys, state.calls, config)
+  # Which response position state b scores, and whether it is to be decided.
+  if canvas.shifted:
+    positions += 1
+    undecided = jnp.pad(~committed[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    next_seed = jnp.arange(b) == b - 1
+    eligible = jnp.where(committing[..., None], next_seed, undecided)
+  else:
+    eligible = ~committed & ~committing[..., None]
+  confidence = jnp.where(eligible, confidence, -1)
+  best = jnp.arange(b) == jnp.argmax(confidence, -1, keepdims=True)
+  # A float32 probability can saturate at 1: tau = 1 must not compare.
+  sure = (confidence >= threshold) & (threshold < 1)
+  at_cap = state.step + 1 >= config.max_denoising_steps
+  chosen = eligible & (best | sure | at_cap[..., None])
+  chosen &= ~state.done[..., None]
+  state = _write(state.replace(cache=cache), positions, chosen, token, logprob,
+                 state.calls)
+  alive = ~state.done
+  state = state.replace(
+      start=state.start + b * (committing & alive),
+      step=jnp.where(committing, 0, state.step + 1),
+      calls=state.calls + alive)
+  return _finish(state, vocabulary)
+
+
+def _logits(model, params, hidden, state: _State, vocabulary, config):
+  """Logits [N, G, B, V] without what may not be sampled."""
+  logits = vocabulary.allow(
+      model.apply({'params': params}, hidden, method='logits'))
+  if config.answer_ids:
+    # Candidates committed after the marker are used.
+    stands = state.call < NEVER
+    answering = jnp.cumsum(
+        stands & (state.tokens == config.answer_marker), -1) > 0
+    used = ((state.tokens[..., None] == jnp.array(config.answer_ids))
+            & (stands & answering)[..., None]).any(2)  # [N, G, C]
+    banned = jnp.zeros(logits.shape[:2] + logits.shape[-1:], bool)
+    banned = banned.at[..., jnp.array(config.answer_ids)].set(used)
+    logits = jnp.where(banned[:, :, None], -jnp.inf, logits)
+  return logits
+
+
+def _draw(logits, row_keys, calls, config):
+  """Token, top probability and the token's log-probability, [N, G, B] each."""
+  if config.temperature:
+    logits = logits / config.temperature
+  logprobs = jax.nn.log_softmax(logits)
+  if config.temperature:
+    keys = jax.vmap(jax.vmap(jax.random.fold_in))(row_keys, calls)
+    token = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
+  else:
+    token = jnp.argmax(logits, -1)
+  token = token.astype(jnp.int32)
+  logprob = jnp.take_along_axis(logprobs, token[..., None], -1)[..., 0]
+  return token, jnp.exp(logprobs.max(-1)), logprob
+
+
+def _write(state: _State, positions, chosen, token, logprob, call) -> _State:
+  """Commits the chosen tokens [N, G, B] at their positions."""
+  n, g, length = state.tokens.shape
+  positions = jnp.where(chosen, positions, length)  # dropped
+  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[None, :, None]
+
+  def put(array, values):
+    return array.at[rows[0], rows[1], positions].set(values, mode='drop')
+
+  return state.replace(
+      tokens=put(state.tokens, token), logprob=put(state.logprob, logprob),
+      call=put(state.call, jnp.broadcast_to(call[..., None], token.shape)))
+
+
+def _end_of_response(state: _State, vocabulary):
+  """Whether an EOS stands with all to its left, and where: [N, G] each."""
+  committed = state.call < NEVER
+  left = jnp.cumprod(committed, -1).astype(bool)
+  ends = left & (state.tokens == vocabulary.eos_id)
+  return ends.any(-1), jnp.argmax(ends, -1).astype(jnp.int32)
+
+
+def _finish(state: _State, vocabulary) -> _State:
+  stands, _ = _end_of_response(state, vocabulary)
+  full = (state.call < NEVER).all(-1)
+  return state.replace(done=state.done | stands | full)

@@ -1,0 +1,343 @@
+"""The shared-prompt canvas: what is on it and who sees whom.
+
+A request lies on the canvas as one prompt, its G clean responses, and noised
+copies ("block canvases") of single blocks of the responses:
+
+    prompt [N, P]     clean [N, G, L]     noisy [N, G, M, B]
+
+    reads \\ sees    prompt    clean                    own block
+    prompt          causal    -                        -
+    clean i         all       j <= i, or               -
+                              block(j) <= block(i)
+    noisy           all       j < start of its block   all, both ways
+
+A response's position i is P_n + i for a prompt of P_n tokens; P_n differs by
+row and prompts are padded on the right. With two complementary masks of every
+block this equals the [x_t ; x_0] training mask of BD3-LM (2503.09573) on every
+response, but the prompt is encoded once. M = 0 is the autoregressive model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from dgr2_jax.models import attention as attention_lib
+from dgr2_jax.models import transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class CanvasConfig:
+  """How a response is cut into blocks and which state scores a token.
+
+  Attributes:
+    block_size: B; 1 is the autoregressive model.
+    clean_stream: 'token_causal' (the clean stream stays an autoregressive
+      model) or 'block_causal' (Diffusion-GR2).
+    alignment: 'shifted' (token i is read at i - 1, as in the AR model; the
+      first token of a block, its *seed*, is read on the clean stream) or
+      'same_position'.
+  """
+  block_size: int
+  clean_stream: str = 'token_causal'
+  alignment: str = 'shifted'
+
+  def __post_init__(self):
+    if self.block_size < 1:
+      raise ValueError(f'canvas.block_size={self.block_size} must be >= 1')
+    for field, values in (('clean_stream', ('token_causal', 'block_causal')),
+                          ('alignment', ('shifted', 'same_position'))):
+      if getattr(self, field) not in values:
+        raise ValueError(f'canvas.{field}={getattr(self, field)!r}: expected '
+                         + ' or '.join(values))
+
+  @property
+  def shifted(self) -> bool:
+    return self.alignment == 'shifted'
+
+
+@flax.struct.dataclass
+class Canvas:
+  """Token arrays of N requests; what is masked is explicit, never an id.
+
+  Attributes:
+    prompt: int32 [N, P], padded on the right.
+    prompt_length: int32 [N].
+    clean: int32 [N, G, L], filled with EOS to the end.
+    start: int32 [N, G, M], the first position of each block canvas.
+    masked: bool [N, G, M, B], canvas tokens shown as the mask token; the
+      others show the clean token.
+  """
+  prompt: jax.Array
+  prompt_length: jax.Array
+  clean: jax.Array
+  start: jax.Array
+  masked: jax.Array
+
+
+@flax.struct.dataclass
+class States:
+  """Hidden states [..., D] that score a token, one for every token.
+
+  Attributes:
+    clean: [N, G, L, D]; state i scores clean token i given all before it
+      (always shifted: the clean stream is an autoregressive model).
+    noisy: [N, G, M, B, D]; state b scores token start + b.
+  """
+  clean: jax.Array
+  noisy: jax.Array
+
+
+def autoregressive(prompt: jax.Array, prompt_length: jax.Array,
+                   clean: jax.Array) -> Canvas:
+  """The canvas without block canvases, M = 0."""
+  n, g, _ = clean.shape
+  return Canvas(prompt, prompt_length, clean,
+                jnp.zeros((n, g, 0), jnp.int32),
+                jnp.zeros((n, g, 0, 1), bool))
+
+
+def block_positions(start: jax.Array, block_size: int) -> jax.Array:
+  """Response positions [..., B] of blocks that begin at `start` [...]."""
+  return start[..., None] + jnp.arange(block_size)
+
+
+def clean_rule(queries: jax.Array, keys: jax.Array,
+               config: CanvasConfig) -> jax.Array:
+  """Whether clean queries see clean keys, by response position.
+
+  token_causal, B = 2     block_causal, B = 2
+      1 . . .                 1 1 . .
+      1 1 . .                 1 1 . .
+      1 1 1 .                 1 1 1 1
+      1 1 1 1                 1 1 1 1
+  """
+  if config.clean_stream == 'block_causal':
+    queries = queries // config.block_size
+    keys = keys // config.block_size
+  return keys[..., None, :] <= queries[..., :, None]
+
+
+def take_tokens(clean: jax.Array, positions: jax.Array) -> jax.Array:
+  """Values of `clean` [N, G, L] at positions [N, G, M, B]."""
+  n, g, m, b = positions.shape
+  flat = jnp.minimum(positions, clean.shape[-1] - 1).reshape(n, g, m * b)
+  return jnp.take_along_axis(clean, flat, axis=-1).reshape(n, g, m, b)
+
+
+def states(model: transformer.Transformer, params: Any, canvas: Canvas,
+           mask_id: int, config: CanvasConfig) -> States:
+  """Encodes a canvas and aligns hidden states with the tokens they score."""
+  n, p = canvas.prompt.shape
+  g, l = canvas.clean.shape[1:]
+  m, b = canvas.masked.shape[2:]
+  positions = block_positions(canvas.start, b)  # [N, G, M, B]
+  noisy = jnp.where(canvas.masked, mask_id,
+                    take_tokens(canvas.clean, positions))
+  tokens = jnp.concatenate(
+      [canvas.prompt, canvas.clean.reshape(n, -1), noisy.reshape(n, -1)], 1)
+  offset = canvas.prompt_length[:, None]
+  rope_positions = jnp.concatenate(
+      [jnp.broadcast_to(jnp.arange(p), (n, p)),
+       offset + jnp.tile(jnp.arange(l), g),
+       offset + positions.reshape(n, -1)], 1)
+  hidden, _ = model.apply(
+      {'params': params}, tokens, rope_positions,
+      _canvas_attention(canvas, config, model.config.canvas_chunk),
+      method='hidden')
+  d = hidden.shape[-1]
+  last = jnp.take_along_axis(
+      hidden, canvas.prompt_length[:, None, None] - 1, axis=1)  # [N, 1, D]
+  clean = hidden[:, p:p + g * l].reshape(n, g, l, d)
+  noisy = hidden[:, p + g * l:].reshape(n, g, m, b, d)
+  return _align(last, clean, noisy, canvas.start, config)
+
+
+def _align(last: jax.Array, clean: jax.Array, noisy: jax.Array,
+           start: jax.Array, config: CanvasConfig) -> States:
+  """Shifts hidden states so that state i scores token i."""
+  n, g, _, d = clean.shape
+  first = jnp.broadcast_to(last[:, None], (n, g, 1, d))
+  clean = jnp.concatenate([first, clean[:, :, :-1]], axis=2)
+  if config.shifted and noisy.shape[2]:
+    seed = jnp.take_along_axis(
+        clean, jnp.minimum(start, clean.shape[2] - 1)[..., None], axis=2)
+    noisy = jnp.concatenate([seed[:, :, :, None], noisy[:, :, :, :-1]], axis=3)
+  return States(clean, noisy)
+
+
+def _canvas_attention(canvas: Canvas, config: CanvasConfig,
+                      chunk: int) -> transformer.Attention:
+  """The rule drawn at the top of this module."""
+  n, p = canvas.prompt.shape
+  g, l = canvas.clean.shape[1:]
+  m, b = canvas.masked.shape[2:]
+  in_prompt = _in_prompt(p, canvas.prompt_length)
+
+  def attention(query, key, value, cache):
+    del cache
+
+    def split(x):
+      heads = x.shape[2:]
+      return (x[:, :p], x[:, p:p + g * l].reshape(n, g, l, *heads),
+              x[:, p + g * l:].reshape(n, g, m, b, *heads))
+
+    (qp, qc, qn), (kp, kc, kn), (vp, vc, vn) = map(split, (query, key, value))
+    causal = jnp.tril(jnp.ones((p, p), bool)) & in_prompt
+    out_prompt = attention_lib.attend(
+        qp[:, None, None], [attention_lib.Part(kp, vp, causal)])
+    prompt = attention_lib.Part(kp, vp, in_prompt)
+    index = jnp.arange(l)
+    out_clean = attention_lib.attend(qc[:, :, None], [
+        prompt, attention_lib.Part(
+            kc, vc, clean_rule(index, index, config)[None, None, None])])
+    outs = [out_prompt.reshape(n, p, *query.shape[2:]),
+            out_clean.reshape(n, g * l, *query.shape[2:])]
+    if m:
+
+      def block_canvases(qn, kn, vn, start):  # [N, G, m, ...]
+        before = (index < start[..., None])[..., None, :]  # [N, G, m, 1, L]
+        own = jnp.ones((1,) * 5, bool)
+        return attention_lib.attend(qn, [
+            prompt, attention_lib.Part(kc, vc, before),
+            attention_lib.Part(kn, vn, own)])
+
+      out_noisy = _in_chunks(block_canvases, chunk, qn, kn, vn, canvas.start)
+      outs.append(out_noisy.reshape(n, g * m * b, *query.shape[2:]))
+    return jnp.concatenate(outs, axis=1), None
+
+  return attention
+
+
+def _in_chunks(function, chunk: int, *arrays: jax.Array) -> jax.Array:
+  """Applies `function` to `chunk` canvases (axis 2) at a time."""
+  m = arrays[0].shape[2]
+  if not chunk or chunk >= m:
+    return function(*arrays)
+  if m % chunk:
+    raise ValueError(
+        f'model.canvas_chunk={chunk} does not divide the {m} block canvases')
+
+  def to_chunks(x):
+    x = x.reshape(*x.shape[:2], m // chunk, chunk, *x.shape[3:])
+    return jnp.moveaxis(x, 2, 0)
+
+  outs = jax.lax.map(jax.checkpoint(lambda xs: function(*xs)),
+                     tuple(map(to_chunks, arrays)))
+  outs = jnp.moveaxis(outs, 0, 2)
+  return outs.reshape(*outs.shape[:2], m, *outs.shape[4:])
+
+
+def _in_prompt(size: int, prompt_length: jax.Array) -> jax.Array:
+  """bool [N, 1, 1, 1, P]: the prompt tokens that are not padding."""
+  return (jnp.arange(size) < prompt_length[:, None])[:, None, None, None]
+
+
+# --------------------------------------------------------------------------
+# Cached decoding: the same rules, one block of every response at a time.
+
+
+@flax.struct.dataclass
+class Cache:
+  """Keys and values of committed tokens, stacked over layers.
+
+  Attributes:
+    prompt: ([layers, N, P, Hkv, F],) * 2, shared by the G responses.
+    clean: ([layers, N, G, L, Hkv, F],) * 2; valid before each row's start.
+    prompt_length: int32 [N].
+  """
+  prompt: tuple[jax.Array, jax.Array]
+  clean: tuple[jax.Array, jax.Array]
+  prompt_length: jax.Array
+
+
+def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
+            prompt_length: jax.Array, num_rollouts: int,
+            length: int) -> tuple[Cache, jax.Array]:
+  """Encodes prompts once.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    prompt: int32 [N, P].
+    prompt_length: int32 [N].
+    num_rollouts: G.
+    length: L, room for response tokens.
+
+  Returns:
+    The cache and the last prompt token's hidden state [N, D], which scores
+    the first response token.
+  """
+  n, p = prompt.shape
+  visible = jnp.tril(jnp.ones((p, p), bool)) & _in_prompt(p, prompt_length)
+
+  def attention(query, key, value, cache):
+    del cache
+    out = attention_lib.attend(
+        query[:, None, None], [attention_lib.Part(key, value, visible)])
+    return out.reshape(query.shape), (key, value)
+
+  hidden, emitted = model.apply(
+      {'params': params}, prompt, jnp.broadcast_to(jnp.arange(p), (n, p)),
+      attention, method='hidden')
+  last = jnp.take_along_axis(
+      hidden, prompt_length[:, None, None] - 1, axis=1)[:, 0]
+  layers, _, _, heads, head_dim = emitted[0].shape
+  empty = jnp.zeros((layers, n, num_rollouts, length, heads, head_dim),
+                    emitted[0].dtype)
+  return Cache(emitted, (empty, empty), prompt_length), last
+
+
+def decode_block(model: transformer.Transformer, params: Any, cache: Cache,
+                 tokens: jax.Array, start: jax.Array, clean: jax.Array,
+                 config: CanvasConfig) -> tuple[jax.Array, Cache]:
+  """One forward over one block of every response.
+
+  The block's keys are written to the cache at `start`. That is the commit when
+  the row's tokens are final; before, it is harmless: nobody sees clean keys at
+  or after its own start, and the commit overwrites them.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    cache: committed keys and values.
+    tokens: int32 [N, G, B], the mask token where undecided.
+    start: int32 [N, G].
+    clean: bool [N, G]; rows that commit see their block by the clean rule,
+      the others both ways.
+    config: block size and rules.
+
+  Returns:
+    Hidden states [N, G, B, D], unaligned, and the new cache.
+  """
+  n, g, b = tokens.shape
+  positions = block_positions(start, b)  # [N, G, B]
+  length = cache.clean[0].shape[3]
+  before = (jnp.arange(length) < start[..., None])[:, :, None, None]
+  own = ~clean[..., None, None] | clean_rule(positions, positions, config)
+  in_prompt = _in_prompt(cache.prompt[0].shape[2], cache.prompt_length)
+
+  def attention(query, key, value, cache):
+    (kp, vp), (kc, vc) = cache
+    blocks = [x.reshape(n, g, 1, b, *x.shape[2:]) for x in (query, key, value)]
+    query_, key_, value_ = blocks
+    out = attention_lib.attend(query_, [
+        attention_lib.Part(kp, vp, in_prompt),
+        attention_lib.Part(kc, vc, before),
+        attention_lib.Part(key_, value_, own[:, :, None])])
+    return out.reshape(query.shape), (key_[:, :, 0], value_[:, :, 0])
+
+  offset = cache.prompt_length[:, None, None]
+  hidden, emitted = model.apply(
+      {'params': params}, tokens.reshape(n, g * b),
+      (offset + positions).reshape(n, g * b), attention,
+      (cache.prompt, cache.clean), method='hidden')
+  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[None, :, None]
+  written = jax.tree.map(
+      lambda old, new: old.at[:, rows[0], rows[1], positions].set(
+          new, mode='drop'), cache.clean, emitted)
+  return hidden.reshape(n, g, b, -1), cache.replace(clean=written)

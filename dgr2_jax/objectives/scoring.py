@@ -1,0 +1,77 @@
+"""Log-probabilities of given tokens, without ever holding [N, T, V].
+
+Only rows that carry a loss reach the head, and they reach it in chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+
+
+def gather_rows(weight: jax.Array, capacity: int,
+                *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  """Moves the rows with a weight to the front and drops the rest.
+
+  Args:
+    weight: float [N, T]; rows that carry a loss are positive.
+    capacity: K, at least the number of positive weights of any request.
+    *arrays: [N, T, ...].
+
+  Returns:
+    `weight` and `arrays`, gathered to [N, K, ...].
+  """
+  index = jnp.argsort(weight <= 0, axis=1, stable=True)[:, :capacity]
+
+  def take(x):
+    return jnp.take_along_axis(
+        x, index.reshape(index.shape + (1,) * (x.ndim - 2)), axis=1)
+
+  return tuple(map(take, (weight, *arrays)))
+
+
+def token_scores(model: transformer.Transformer, params: Any,
+                 states: jax.Array, tokens: jax.Array,
+                 vocabulary: vocabulary_lib.Vocabulary,
+                 chunk: int = 0) -> tuple[jax.Array, jax.Array]:
+  """Log-probability of each token and whether it is the most likely one.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    states: [N, K, D], aligned: state k scores token k.
+    tokens: int32 [N, K].
+    vocabulary: ids banned from the softmax.
+    chunk: rows a request that meet the head at a time; 0 is all. The backward
+      pass recomputes a chunk's logits.
+
+  Returns:
+    float32 [N, K] log-probabilities (-inf for a banned token) and bool [N, K].
+  """
+
+  def score(states, tokens):
+    logits = vocabulary.allow(
+        model.apply({'params': params}, states, method='logits'))
+    chosen = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
+    return (chosen - jax.nn.logsumexp(logits, -1),
+            jnp.argmax(logits, -1) == tokens)
+
+  n, k = tokens.shape
+  if not chunk or chunk >= k:
+    return score(states, tokens)
+  chunks = -(-k // chunk)
+  pad = chunks * chunk - k
+
+  def to_chunks(x):
+    x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(n, chunks, chunk, *x.shape[2:]), 1, 0)
+
+  # Padded rows score token 0, which may be banned; their result is cut off.
+  outs = jax.lax.map(jax.checkpoint(lambda xs: score(*xs)),
+                     (to_chunks(states), to_chunks(tokens)))
+  return tuple(jnp.moveaxis(x, 0, 1).reshape(n, -1)[:, :k] for x in outs)

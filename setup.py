@@ -1,0 +1,53 @@
+"""Packaging of dgr2_jax: block-diffusion re-ranking in JAX."""
+
+import pathlib
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+
+setuptools.setup(
+    name='dgr2_jax',
+    version='0.1.0',
+    description='Diffusion-GR2 in JAX/Flax: generative reasoning re-ranking '
+                'with block diffusion, on TPUs and GPUs.',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    packages=setuptools.find_packages(include=['dgr2_jax', 'dgr2_jax.*']),
+    python_requires='>=3.11',
+    install_requires=[
+        'absl-py>=2.1',
+        'array-record>=0.5.1; platform_system != "Windows"',
+        'flax>=0.10.6',
+        'grain>=0.2.11',
+        'jax>=0.8.0',
+        'matplotlib>=3.8',
+        'ml-collections>=1.0',
+        'numpy>=1.26',
+        'optax>=0.2.4',
+        'orbax-checkpoint>=0.11.19',
+        'scikit-learn>=1.5',
+        'scipy>=1.12',
+        'tensorboardX>=2.6',
+        'tensorflow-datasets>=4.9.8',
+        'tokenizers>=0.20',
+    ],
+    extras_require={
+        'tpu': ['jax[tpu]>=0.8.0'],
+        'cuda': ['jax[cuda12]>=0.8.0'],
+        'hf': ['safetensors>=0.4', 'transformers>=4.51'],
+        'test': [
+            'hypothesis>=6.100',
+            'pytest>=8.0',
+            'pytest-xdist>=3.5',
+            'ranx>=0.3.20',
+        ],
+    },
+    classifiers=[
+        'License :: OSI Approved :: Apache Software License',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+)
