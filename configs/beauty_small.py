@@ -1,0 +1,122 @@
+"""The whole recipe on real Amazon Beauty with a small model, on two cores.
+
+    python -m dgr2_jax.main --config=configs/beauty_small.py \\
+        --config.data.path=DIR_WITH_BEAUTY --workdir=/tmp/beauty
+
+DIR_WITH_BEAUTY holds `items.jsonl` and `sequences.txt` (README, "Your data");
+for the raw 2014 files set --config.data.source=amazon_raw. What it gave is in
+experiments/beauty_small/.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The experiment."""
+  c = ml_collections.ConfigDict()
+  c.seed = 0
+  # Devices by axis; -1 takes the rest. One device is a mesh of one.
+  c.mesh = dict(data=-1, fsdp=1, tensor=1)
+
+  c.data = dict(
+      source='directory',  # embedded | amazon_raw | tfds
+      path='',  # --config.data.path=...
+      name='beauty',
+      ties='file',  # or hash: order of same-day purchases, amazon_* only
+      seed=0,
+      min_count=5,  # k-core
+      check_counts=True,  # amazon_*: compare with the published counts
+      keep_misses=False,  # evaluate users whose target was not retrieved, too
+      num_candidates=10,
+      max_train_requests=0,  # 0 is all
+      retriever=dict(
+          kind='cooccurrence',  # or file: candidates.jsonl
+          path='',
+          window=20,
+          distance_decay=0.45,
+          backward=0.2,
+          recency_decay=1.4,
+          source_power=0.2,
+          target_power=0.05,
+          backoff=1e-4))
+  c.semantic_ids = dict(levels=4, codes=256, svd_dim=128, seed=0)
+  c.boosted = dict(seed=0, folds=5)
+
+  c.prompt = dict(
+      response_format='compact',  # json: GR2's published form
+      item_fields=('category', 'brand'),  # sid, title
+      evidence=('score', 'bought_with_last', 'bought_with_recent',
+                'popularity', 'follows', 'similarity'),
+      max_history=6,
+      max_prompt=128,
+      max_response=48,
+      pad_multiple=16,
+      answer_order='teacher',  # target: GR2's target-first order
+      trace=dict(
+          pattern=('last_category', 'brand', 'wanted_category'),
+          facts=('category', 'brand', 'bought_with_recent'),
+          combine_facts=True,
+          show_index=False))
+  c.tokenizer = dict(
+      kind='bpe',  # huggingface: tokenizer.json in `path`
+      path='',
+      vocab_size=300,
+      num_brands=255,
+      pad_vocab_to=64)
+
+  c.model = dict(
+      num_layers=3,
+      width=96,
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=24,
+      mlp_dim=256,
+      rope_theta=1e4,
+      qk_norm=True,
+      attention_bias=False,
+      tie_embeddings=True,
+      dtype='float32',
+      param_dtype='float32',
+      remat='none',  # full | dots
+      unroll_layers=True,
+      canvas_chunk=0)
+  c.canvas = dict(
+      block_size=16,
+      clean_stream='token_causal',  # block_causal: the paper's
+      alignment='shifted')  # same_position
+
+  training = dict(
+      batch_size=64,
+      warmup_steps=50,
+      schedule='cosine',  # constant
+      weight_decay=0.01,
+      grad_clip=1.0,
+      b1=0.9,
+      b2=0.98,
+      log_every=20,
+      eval_every=100,
+      checkpoint_every=100,
+      keep=2,
+      best_metric='ndcg@3',
+      eval_requests=256,  # validation requests decoded, 0 is all
+      reasoning_weight=0.5,
+      answer_weight=1.0,
+      ar_weight=0.0,
+      full_block_prob=0.0,
+      min_ratio=0.0,
+      head_chunk=0)
+  c.ar_sft = dict(training, steps=500, learning_rate=3e-3)
+  c.cft = dict(training, steps=300, learning_rate=2e-3, ar_weight=0.5,
+               eval_threshold=0.9)
+
+  c.evaluate = dict(
+      batch_size=64,
+      thresholds=(1.0, 0.9, 0.6, 0.4),
+      max_denoising_steps=64,
+      constrained_ar=True,  # a row of the AR model with used candidates masked
+      bootstrap_resamples=2000,
+      num_examples=5,
+      timing_batch_size=1,
+      timing_requests=24,
+      timing_repetitions=3)
+  return c

@@ -1,0 +1,144 @@
+"""The whole recipe on the embedded catalogue, in minutes on two cores.
+
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=/tmp/quick
+
+`--config=configs/quickstart.py:smoke` is the same with tiny data and a handful
+of steps: it shows that everything runs, not that it learns.
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The experiment; `variant` is '' or 'smoke'."""
+  if variant not in ('', 'smoke'):
+    raise ValueError(f'configs/quickstart.py:{variant}: expected smoke or '
+                     'nothing after the colon')
+  c = ml_collections.ConfigDict()
+  c.seed = 0
+  # Devices by axis; -1 takes the rest. One device is a mesh of one.
+  c.mesh = dict(data=-1, fsdp=1, tensor=1)
+
+  c.data = dict(
+      source='embedded',  # directory | amazon_raw | tfds
+      path='',
+      name='embedded',
+      ties='file',  # or hash: order of same-day purchases, amazon_* only
+      seed=0,
+      min_count=5,  # k-core
+      check_counts=True,  # amazon_*: compare with the published counts
+      keep_misses=False,  # evaluate users whose target was not retrieved, too
+      num_candidates=10,
+      max_train_requests=0,  # 0 is all
+      retriever=dict(
+          kind='cooccurrence',  # or file: candidates.jsonl
+          path='',
+          window=20,
+          distance_decay=0.45,
+          backward=0.2,
+          recency_decay=1.4,
+          source_power=0.2,
+          target_power=0.05,
+          backoff=1e-4),
+      embedded=dict(
+          seed=0,
+          num_users=3000,
+          num_items=300,
+          num_brands=16,
+          min_length=5,
+          max_length=14,
+          routine=0.75,
+          skip=0.1,
+          loyalty=50.0,
+          zipf=0.5,
+          noise=0.03))
+  c.semantic_ids = dict(levels=3, codes=16, svd_dim=32, seed=0)
+  c.boosted = dict(seed=0, folds=5)
+
+  c.prompt = dict(
+      response_format='compact',  # json: GR2's published form
+      item_fields=('category', 'brand'),  # sid, title
+      evidence=('score', 'bought_with_last', 'popularity'),
+      max_history=6,
+      max_prompt=128,
+      max_response=48,
+      pad_multiple=16,
+      answer_order='teacher',  # target: GR2's target-first order
+      trace=dict(
+          pattern=('last_category', 'brand', 'wanted_category'),
+          facts=('brand', 'follows'),
+          combine_facts=True,
+          show_index=False))
+  c.tokenizer = dict(
+      kind='bpe',  # huggingface: tokenizer.json in `path`
+      path='',
+      vocab_size=300,
+      num_brands=64,
+      pad_vocab_to=64)
+
+  c.model = dict(
+      num_layers=3,
+      width=96,
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=24,
+      mlp_dim=256,
+      rope_theta=1e4,
+      qk_norm=True,
+      attention_bias=False,
+      tie_embeddings=True,
+      dtype='float32',
+      param_dtype='float32',
+      remat='none',  # full | dots
+      unroll_layers=True,
+      canvas_chunk=0)
+  c.canvas = dict(
+      block_size=16,
+      clean_stream='token_causal',  # block_causal: the paper's
+      alignment='shifted')  # same_position
+
+  training = dict(
+      batch_size=64,
+      warmup_steps=50,
+      schedule='cosine',  # constant
+      weight_decay=0.01,
+      grad_clip=1.0,
+      b1=0.9,
+      b2=0.98,
+      log_every=20,
+      eval_every=100,
+      checkpoint_every=100,
+      keep=2,
+      best_metric='ndcg@3',
+      eval_requests=256,  # validation requests decoded, 0 is all
+      reasoning_weight=0.5,
+      answer_weight=1.0,
+      ar_weight=0.0,
+      full_block_prob=0.0,
+      min_ratio=0.0,
+      head_chunk=0)
+  c.ar_sft = dict(training, steps=500, learning_rate=3e-3)
+  c.cft = dict(training, steps=300, learning_rate=2e-3, ar_weight=0.5,
+               eval_threshold=0.9)
+
+  c.evaluate = dict(
+      batch_size=64,
+      thresholds=(1.0, 0.9, 0.6, 0.4),
+      max_denoising_steps=64,
+      constrained_ar=True,  # a row of the AR model with used candidates masked
+      bootstrap_resamples=2000,
+      num_examples=5,
+      timing_batch_size=1,
+      timing_requests=24,
+      timing_repetitions=3)
+  if variant == 'smoke':
+    c.data.embedded.update(num_users=300, num_items=120)
+    c.data.max_train_requests = 256
+    for stage in (c.ar_sft, c.cft):
+      stage.update(steps=6, eval_every=3, checkpoint_every=2, log_every=2,
+                   warmup_steps=2, eval_requests=32)
+    c.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1,
+                   head_dim=16, mlp_dim=64)
+    c.evaluate.update(timing_requests=2, timing_repetitions=1,
+                      bootstrap_resamples=200)
+  return c

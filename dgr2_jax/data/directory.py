@@ -1,0 +1,239 @@
+"""Reads and validates the data directory that a user brings.
+
+    items.jsonl       one item a line: {"item_id": "B01", "title": "Shampoo",
+                      "categories": ["Beauty", "Hair Care"], "brand": "Lumea",
+                      "price": 7.99}; brand and price may be null or absent,
+                      further fields are ignored
+    sequences.txt     one user a line: user id, then item ids, oldest first,
+                      separated by white space
+    interactions.csv  or, instead: user_id,item_id,timestamp with a header,
+                      lines in any order, the timestamp a number (unix seconds)
+
+Blank lines are skipped. `sequences.txt` is in order already, so that
+`data.ties` has nothing to decide there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import csv
+import json
+import math
+import pathlib
+
+import numpy as np
+
+from dgr2_jax.data import interactions
+
+ITEMS, SEQUENCES, PURCHASES = 'items.jsonl', 'sequences.txt', 'interactions.csv'
+COLUMNS = ('user_id', 'item_id', 'timestamp')
+
+
+def read(
+    path: str | pathlib.Path
+) -> tuple[dict[str, interactions.Item], interactions.Log]:
+  """Reads a data directory.
+
+  Args:
+    path: the directory.
+
+  Returns:
+    The items by id in file order, and the purchases.
+
+  Raises:
+    interactions.DataError: a file is missing, empty or malformed; the message
+      gives file, line and reason.
+  """
+  path = pathlib.Path(path)
+  if not path.is_dir():
+    raise interactions.DataError(f'{path}: no such directory (data.path).')
+  found = [f for f in (SEQUENCES, PURCHASES) if (path / f).is_file()]
+  if len(found) != 1:
+    raise interactions.DataError(
+        f'{path}: expected either {SEQUENCES} or {PURCHASES}, found '
+        f'{"both" if found else "neither"}.')
+  items = read_items(path / ITEMS)
+  reader = read_sequences if found == [SEQUENCES] else read_purchases
+  return items, reader(path / found[0], items)
+
+
+def read_items(path: str | pathlib.Path) -> dict[str, interactions.Item]:
+  """Reads `items.jsonl`: the items by id, in file order."""
+  items, line_of = {}, {}
+  for number, line in lines(path):
+    where = f'{path}:{number}'
+    try:
+      fields = json.loads(line)
+    except (ValueError, RecursionError) as e:
+      raise interactions.DataError(f'{where}: malformed JSON: {e}') from e
+    item = parse_item(fields, where)
+    if item.item_id in items:
+      raise interactions.DataError(
+          f'{where}: duplicate item_id {item.item_id!r}, first on line '
+          f'{line_of[item.item_id]}.')
+    items[item.item_id], line_of[item.item_id] = item, number
+  if not items:
+    raise interactions.DataError(f'{path}: empty, expected one item a line.')
+  return items
+
+
+def parse_item(fields: object, where: str) -> interactions.Item:
+  """Checks the fields of one item.
+
+  Args:
+    fields: the parsed JSON value.
+    where: what errors name, 'file:line'.
+
+  Returns:
+    The item.
+
+  Raises:
+    interactions.DataError: a field is missing or has the wrong type.
+  """
+  def check(good: bool, field: str, expected: str):
+    if not good:
+      got = f'got {fields[field]!r}' if field in fields else 'it is missing'
+      raise interactions.DataError(
+          f'{where}: field {field!r} must be {expected}, {got}.')
+
+  if not isinstance(fields, dict):
+    raise interactions.DataError(
+        f'{where}: expected a JSON object, got {type(fields).__name__}.')
+  item_id, title = fields.get('item_id'), fields.get('title')
+  categories, price = fields.get('categories'), fields.get('price')
+  brand = fields.get('brand')
+  check(isinstance(item_id, str) and item_id.strip() != '', 'item_id',
+        'a non-empty string')
+  check(isinstance(title, str), 'title', 'a string')
+  check(isinstance(categories, list) and len(categories) > 0
+        and all(isinstance(c, str) for c in categories), 'categories',
+        'a non-empty list of strings, broad to narrow')
+  check(brand is None or isinstance(brand, str), 'brand', 'a string or null')
+  check(price is None or (
+      isinstance(price, (int, float)) and not isinstance(price, bool)
+      and math.isfinite(price)), 'price', 'a finite number or null')
+  return interactions.Item(
+      item_id=item_id, title=title, categories=tuple(categories),
+      brand=brand or '', price=None if price is None else float(price))
+
+
+def read_sequences(
+    path: str | pathlib.Path,
+    items: dict[str, interactions.Item]) -> interactions.Log:
+  """Reads `sequences.txt`, whose items must all be in `items`."""
+  builder = _Builder(items)
+  line_of = {}
+  for number, line in lines(path):
+    user, *bought = line.split()
+    where = f'{path}:{number}'
+    if user in line_of:
+      raise interactions.DataError(
+          f'{where}: duplicate user {user!r}, first on line {line_of[user]}.')
+    if not bought:
+      raise interactions.DataError(
+          f'{where}: user {user!r} has no items; expected a user id, then item '
+          'ids.')
+    line_of[user] = number
+    for item_id in bought:
+      builder.add(user, item_id, where)
+  return builder.build(path)
+
+
+def read_purchases(
+    path: str | pathlib.Path,
+    items: dict[str, interactions.Item]) -> interactions.Log:
+  """Reads `interactions.csv`, whose items must all be in `items`."""
+  builder = _Builder(items)
+  # The line on which a record starts; a quoted field may span lines.
+  started = 1
+
+  def text():
+    nonlocal started
+    for number, line in lines(path):
+      started = number
+      yield line
+
+  records = csv.reader(text(), strict=True)
+  try:
+    header = [name.strip() for name in next(records, ())]
+    missing = [name for name in COLUMNS if header.count(name) != 1]
+    if missing:
+      raise interactions.DataError(
+          f'{path}:{started}: bad header {",".join(header)!r}: expected '
+          f'{",".join(COLUMNS)}, each once.')
+    columns = [header.index(name) for name in COLUMNS]
+    for record in records:
+      where = f'{path}:{started}'
+      if len(record) != len(header):
+        raise interactions.DataError(
+            f'{where}: {len(record)} fields, the header has {len(header)}.')
+      user, item_id, stamp = (record[c].strip() for c in columns)
+      if not user:
+        raise interactions.DataError(f'{where}: empty user_id.')
+      builder.add(user, item_id, where, _timestamp(stamp, where))
+  except csv.Error as e:
+    raise interactions.DataError(
+        f'{path}:{started}: malformed CSV: {e}') from e
+  return builder.build(path)
+
+
+def _timestamp(text: str, where: str) -> float:
+  try:
+    value = float(text)
+  except ValueError:
+    value = math.nan
+  if not math.isfinite(value):
+    raise interactions.DataError(
+        f'{where}: timestamp {text!r} is not a number such as unix seconds.')
+  return value
+
+
+class _Builder:
+  """Collects the purchases of a file into a log."""
+
+  def __init__(self, items: dict[str, interactions.Item]):
+    self._items = tuple(items)
+    self._item_index = {item_id: i for i, item_id in enumerate(items)}
+    self._users = {}
+    self._rows = []  # (user, item)
+    self._stamps = []
+
+  def add(
+      self, user: str, item_id: str, where: str, stamp: float | None = None):
+    if item_id not in self._item_index:
+      raise interactions.DataError(
+          f'{where}: unknown item {item_id!r}, not in {ITEMS}.')
+    self._rows.append((
+        self._users.setdefault(user, len(self._users)),
+        self._item_index[item_id]))
+    if stamp is not None:
+      self._stamps.append(stamp)
+
+  def build(self, path: str | pathlib.Path) -> interactions.Log:
+    if not self._rows:
+      raise interactions.DataError(f'{path}: empty, no purchases.')
+    rows = np.array(self._rows, np.int32)
+    return interactions.Log(
+        users=tuple(self._users), items=self._items,
+        user=rows[:, 0], item=rows[:, 1],
+        timestamp=np.array(self._stamps) if self._stamps else None)
+
+
+def lines(path: str | pathlib.Path) -> Iterator[tuple[int, str]]:
+  """Yields (line number, text) of the lines that are not blank.
+
+  Raises:
+    interactions.DataError: the file is missing or a line is not UTF-8.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise interactions.DataError(f'{path}: no such file.')
+  with path.open('rb') as f:
+    for number, raw in enumerate(f, 1):
+      try:
+        line = raw.decode('utf-8-sig' if number == 1 else 'utf-8')
+      except UnicodeDecodeError as e:
+        raise interactions.DataError(
+            f'{path}:{number}: not UTF-8 text: {e.reason}.') from e
+      if line.strip():
+        yield number, line

@@ -1,0 +1,346 @@
+"""Prompts and responses: one template, two forms.
+
+The *json* form is GR2's chat (arXiv 2602.07774) in Qwen3's chat template with
+an empty thinking part; the answer holds candidate indices as strings:
+
+    <|im_start|>system ... <|im_end|>
+    <|im_start|>user
+    <|sid_begin|><s_a_57> ... <|sid_end|>, title: "...", categories: "..."
+    Candidate 1: <|sid_begin|> ...                                  <|im_end|>
+    <|im_start|>assistant
+    <think> </think>
+                                                         the prompt ends here
+    {"explanation": "...", "recommendations": ["3", "1", ...]}<|im_end|>
+    '----------- reasoning -----------------''---- answer --------------------'
+
+The *compact* form says the same in special tokens, for small models:
+
+    <|history|> [item] ... <|candidates|> <|c1|> [item] [facts] ... <|reason|>
+                                                         the prompt ends here
+    [dense trace] <|answer|> <|c3|> <|c1|> ... <|im_end|>
+    '------ reasoning -----''---------- answer ---------'
+
+Which tokens are answer is known because a response is put together from
+labelled pieces; nothing is searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+from dgr2_jax.data import facts
+from dgr2_jax.data import interactions
+from dgr2_jax.data import requests
+from dgr2_jax.data import tokenizer as tokenizer_lib
+from dgr2_jax.data import tokens
+from dgr2_jax.data import traces
+
+JSON = 'json'
+COMPACT = 'compact'
+ITEM_FIELDS = ('sid', 'title', 'category', 'brand')
+
+SYSTEM = (
+    'You are an expert in online retail who predicts what a shopper buys next. '
+    'You are given the purchase history, oldest first, and {count} candidates '
+    'that a retriever has ranked already. Re-rank them so that the most likely '
+    'next purchase comes first. Think in three steps: the pattern in the '
+    'history, the type of product that would complement it, and how well each '
+    'candidate matches. Reply with one JSON object {{"explanation": "...", '
+    '"recommendations": [...]}} whose recommendations are the candidate '
+    'numbers from 1 to {count}, each once, as strings.')
+EVIDENCE = {
+    'rank': 'retriever rank', 'score': 'retriever score',
+    'bought_with_last': 'bought with the latest purchase',
+    'bought_with_recent': 'bought with recent purchases',
+    'popularity': 'popularity', 'category': 'category in history',
+    'brand': 'brand in history', 'follows': 'follows the latest purchase',
+    'similarity': 'similar to recent purchases'}
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptConfig:
+  """What prompts and responses look like.
+
+  Attributes:
+    response_format: JSON or COMPACT.
+    item_fields: what an item shows, of `ITEM_FIELDS`, in this order. Category
+      and brand are text in the json form (the category as its whole path) and
+      one token each in the compact form.
+    evidence: names of the facts that a candidate shows.
+    max_history: history items to show, the latest ones.
+    max_prompt: tokens; over-long prompts drop their oldest history items.
+    max_response: tokens through EOS.
+    answer_order: 'target' (the target, then the retriever's order, as in GR2)
+      or 'teacher' (the order of a teacher ranker).
+    trace: what the reasoning says.
+  """
+  response_format: str
+  item_fields: tuple[str, ...]
+  evidence: tuple[str, ...]
+  max_history: int
+  max_prompt: int
+  max_response: int
+  answer_order: str
+  trace: traces.TraceConfig
+
+  def __post_init__(self):
+    for field, allowed in (
+        ('response_format', (JSON, COMPACT)),
+        ('answer_order', ('target', 'teacher'))):
+      if getattr(self, field) not in allowed:
+        raise ValueError(
+            f'prompt.{field} is {getattr(self, field)!r}: expected one of '
+            f'{allowed}.')
+    for field, allowed in (
+        ('item_fields', ITEM_FIELDS),
+        ('evidence', tuple(fact.name for fact in facts.FACTS))):
+      values = getattr(self, field)
+      if not set(values) <= set(allowed) or len(set(values)) < len(values):
+        raise ValueError(
+            f'prompt.{field} is {values}: expected different names of '
+            f'{allowed}.')
+    if not self.item_fields:
+      raise ValueError('prompt.item_fields is empty: items would look alike.')
+    for field in ('max_history', 'max_prompt', 'max_response'):
+      if getattr(self, field) < 1:
+        raise ValueError(
+            f'prompt.{field} is {getattr(self, field)}: expected at least 1.')
+
+  @classmethod
+  def from_config(cls, config: Mapping) -> PromptConfig:
+    """From `config.prompt`."""
+    return cls(
+        response_format=config['response_format'],
+        item_fields=tuple(config['item_fields']),
+        evidence=tuple(config['evidence']),
+        max_history=config['max_history'],
+        max_prompt=config['max_prompt'],
+        max_response=config['max_response'],
+        answer_order=config['answer_order'],
+        trace=traces.TraceConfig.from_config(config['trace']))
+
+
+class Prompt(NamedTuple):
+  """A prompt: its ids int32 [p], and how many history items it shows."""
+  ids: np.ndarray
+  shown: int
+
+
+class Response(NamedTuple):
+  """A response through EOS: ids int32 [l], and which are answer, bool [l]."""
+  ids: np.ndarray
+  is_answer: np.ndarray
+
+
+class Template:
+  """Turns requests into token ids."""
+
+  def __init__(
+      self,
+      config: PromptConfig,
+      tokenizer: tokenizer_lib.Tokenizer,
+      items: Sequence[interactions.Item],
+      semantic_ids: np.ndarray,
+      num_candidates: int):
+    """Makes a template.
+
+    Args:
+      config: what prompts and responses look like.
+      tokenizer: has the tokens of `vocabulary.special_names`.
+      items: the catalogue, I items.
+      semantic_ids: int [I, levels].
+      num_candidates: C.
+    """
+    self.config = config
+    self.tokenizer = tokenizer
+    self.num_candidates = num_candidates
+    self._items = items
+    self._semantic_ids = semantic_ids
+    self._item_ids = {}  # Item index -> ids; requests share items.
+    self._piece_ids = {}
+    self._compact = config.response_format == COMPACT
+
+  def prompt(self, request: requests.Request) -> Prompt:
+    """Writes the prompt of a request.
+
+    Raises:
+      ValueError: the number of candidates is wrong, or they alone are longer
+        than `max_prompt`.
+    """
+    if len(request.candidates) != self.num_candidates:
+      raise ValueError(
+          f'A request of user {request.user} has {len(request.candidates)} '
+          f'candidates: expected {self.num_candidates}.')
+    before, between, after = self._frame()
+    candidates = []
+    for position, item in enumerate(request.candidates):
+      candidates += self._candidate(
+          position, int(item), request.facts[position])
+    history = [self._line(int(i))
+               for i in request.history[-self.config.max_history:]]
+    room = self.config.max_prompt - sum(
+        map(len, (before, between, candidates, after)))
+    if room < 0:
+      raise ValueError(
+          f'Without any history the prompt of user {request.user} takes '
+          f'{self.config.max_prompt - room} tokens: prompt.max_prompt is '
+          f'{self.config.max_prompt}; raise it or show less.')
+    shown = 0
+    while shown < len(history) and len(history[-1 - shown]) <= room:
+      room -= len(history[-1 - shown])
+      shown += 1
+    ids = list(before)
+    for line in history[len(history) - shown:]:
+      ids += line
+    return Prompt(
+        np.array(ids + between + candidates + after, np.int32), shown)
+
+  def response(
+      self, request: requests.Request, order: np.ndarray, shown: int
+  ) -> Response:
+    """Writes the response that a model should give.
+
+    Args:
+      request: what is answered.
+      order: int [C] candidate positions from zero, best first.
+      shown: history items in the prompt; the trace speaks of no others.
+
+    Raises:
+      ValueError: `order` isn't a permutation.
+    """
+    order = [int(position) for position in order]
+    if sorted(order) != list(range(self.num_candidates)):
+      raise ValueError(
+          f'order is {order}: expected a permutation of 0 to '
+          f'{self.num_candidates - 1}.')
+    trace = traces.build(
+        self._items, request.history[len(request.history) - shown:],
+        request.candidates, request.facts, order[0], self.config.trace.facts)
+    reasoning, answer = (
+        self._compact_response if self._compact else self._json_response)(
+            trace, order)
+    reasoning = self.tokenizer.encode(_merged(reasoning))
+    answer = self.tokenizer.encode(answer)
+    return Response(
+        np.array(reasoning + answer, np.int32),
+        np.arange(len(reasoning) + len(answer)) >= len(reasoning))
+
+  def _compact_response(self, trace, order):
+    reasoning = [
+        *traces.dense(trace, self.config.trace, self.tokenizer),
+        tokens.Special(tokens.ANSWER)]
+    answer = [tokens.Special(tokens.candidate(c + 1)) for c in order]
+    return reasoning, [*answer, tokens.Special(tokens.EOS)]
+
+  def _json_response(self, trace, order):
+    reasoning = [
+        tokens.Text('{"explanation": "'),
+        *traces.prose(trace, self._cite),
+        tokens.Text('", "recommendations":')]
+    return reasoning, [
+        tokens.Text(json_answer(order)), tokens.Special(tokens.EOS)]
+
+  def _frame(self) -> tuple[list[int], list[int], list[int]]:
+    """Ids before the history, between it and the candidates, and after."""
+    special, text = tokens.Special, tokens.Text
+    if self._compact:
+      parts = ([special(tokens.HISTORY)], [special(tokens.CANDIDATES)],
+               [special(tokens.REASON)])
+    else:
+      system = SYSTEM.format(count=self.num_candidates)
+      parts = (
+          [special(tokens.TURN), text(f'system\n{system}'), special(tokens.EOS),
+           text('\n'), special(tokens.TURN),
+           text('user\nPurchases, oldest first:\n')],
+          [text('Candidates, in the order of the retriever:\n')],
+          [special(tokens.EOS), text('\n'), special(tokens.TURN),
+           text('assistant\n'), special(tokens.THINK_BEGIN), text('\n\n'),
+           special(tokens.THINK_END), text('\n\n')])
+    return tuple(self._cached(tuple(part)) for part in parts)
+
+  def _cached(self, pieces: tuple[tokens.Piece, ...]) -> list[int]:
+    if pieces not in self._piece_ids:
+      self._piece_ids[pieces] = self.tokenizer.encode(pieces)
+    return self._piece_ids[pieces]
+
+  def _item(self, item: int) -> list[int]:
+    """Ids of an item, without the end of its line."""
+    if item not in self._item_ids:
+      parts = [self._field(field, item) for field in self.config.item_fields]
+      pieces = [piece for part in parts if part
+                for piece in (*part, tokens.Text(', '))][:-1]
+      if self._compact:
+        pieces = [piece for part in parts for piece in part]
+      self._item_ids[item] = self.tokenizer.encode(_merged(pieces))
+    return self._item_ids[item]
+
+  def _field(self, field: str, item: int) -> list[tokens.Piece]:
+    """One field of an item; none where the item lacks it in the json form."""
+    value = self._items[item]
+    if field == 'sid':
+      return self._cite(item)
+    if self._compact:
+      if field == 'title':
+        return [tokens.Text(' '.join(value.title.split()) + '\n')]
+      name = (tokens.category(value.categories, self.tokenizer)
+              if field == 'category'
+              else tokens.brand(value.brand, self.tokenizer))
+      return [tokens.Special(name)]
+    label, value = {
+        'title': ('title', value.title),
+        'category': ('categories', ' > '.join(value.categories)),
+        'brand': ('brand', value.brand)}[field]
+    if not value:
+      return []
+    return [tokens.Text(f'{label}: {json.dumps(value, ensure_ascii=False)}')]
+
+  def _cite(self, item: int) -> list[tokens.Piece]:
+    return tokens.semantic_id(self._semantic_ids[item].tolist())
+
+  def _line(self, item: int) -> list[int]:
+    if self._compact:
+      return self._item(item)
+    return self._item(item) + self._cached((tokens.Text('\n'),))
+
+  def _candidate(
+      self, position: int, item: int, levels: np.ndarray) -> list[int]:
+    """Ids of a candidate: its index, the item and its evidence."""
+    levels = {name: int(levels[facts.index(name)])
+              for name in self.config.evidence}
+    if self._compact:
+      index = tokens.Special(tokens.candidate(position + 1))
+      evidence = tuple(tokens.Special(tokens.fact(name, level))
+                       for name, level in levels.items())
+    else:
+      index = tokens.Text(f'Candidate {position + 1}: ')
+      evidence = tuple(
+          tokens.Text(
+              f', {EVIDENCE[name]}: {level} of '
+              f'{facts.FACTS[facts.index(name)].levels - 1}')
+          for name, level in levels.items()) + (tokens.Text('\n'),)
+    return self._cached((index,)) + self._item(item) + self._cached(evidence)
+
+
+def json_answer(order: Sequence[int]) -> str:
+  """The end of a json response: the candidate numbers of an order."""
+  return f' {json.dumps([str(c + 1) for c in order])}}}'
+
+
+def _merged(pieces: Sequence[tokens.Piece]) -> Iterator[tokens.Piece]:
+  """Joins neighbouring texts, so that they are encoded as people write."""
+  text = ''
+  for piece in pieces:
+    if isinstance(piece, tokens.Text):
+      text += piece.text
+      continue
+    if text:
+      yield tokens.Text(text)
+    text = ''
+    yield piece
+  if text:
+    yield tokens.Text(text)

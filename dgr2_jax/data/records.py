@@ -1,0 +1,210 @@
+"""Records: tokenised requests in ArrayRecord files.
+
+A record is a prompt and the response that a model should give:
+
+    int32 header [example_id, p, l, dropped] | prompt int32 [p]
+                                             | response int32 [l] | answer [l]
+
+Beside a file `train.array_record` lies `train.array_record.json` with its
+statistics. A file is there only when it is complete: it's written under a
+temporary name and renamed at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import json
+import os
+import pathlib
+
+from array_record.python import array_record_module
+import numpy as np
+
+from dgr2_jax.data import interactions
+from dgr2_jax.data import prompts
+from dgr2_jax.data import requests as requests_lib
+from dgr2_jax.data import traces
+
+_HEADER = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """One example.
+
+  Attributes:
+    example_id: index of the request in its split.
+    prompt: int32 [p].
+    response: int32 [l], through EOS.
+    is_answer: bool [l], answer tokens (EOS among them) as against reasoning.
+    dropped: history items that didn't fit into the prompt.
+  """
+  example_id: int
+  prompt: np.ndarray
+  response: np.ndarray
+  is_answer: np.ndarray
+  dropped: int
+
+  def to_bytes(self) -> bytes:
+    """The record as it lies in a file, see the module."""
+    header = np.array(
+        [self.example_id, len(self.prompt), len(self.response), self.dropped])
+    return b''.join((
+        header.astype('<i4').tobytes(), self.prompt.astype('<i4').tobytes(),
+        self.response.astype('<i4').tobytes(),
+        self.is_answer.astype(np.uint8).tobytes()))
+
+  @classmethod
+  def from_bytes(cls, data: bytes) -> Record:
+    """Inverse of `to_bytes`."""
+    example_id, p, l, dropped = np.frombuffer(data, '<i4', _HEADER).tolist()
+    ids = np.frombuffer(data, '<i4', p + l, 4 * _HEADER).astype(np.int32)
+    answer = np.frombuffer(data, np.uint8, l, 4 * (_HEADER + p + l))
+    return cls(example_id, ids[:p], ids[p:], answer.astype(bool), dropped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+  """What a record file holds.
+
+  Attributes:
+    num_records: records.
+    prompt_tokens: in all prompts.
+    response_tokens: in all responses.
+    max_prompt: longest prompt, tokens.
+    max_response: longest response, tokens.
+    num_dropped_history: prompts that lost history items to `max_prompt`.
+    num_over_response: responses longer than the configured limit.
+    pad_id: the token that prompts are padded with.
+  """
+  num_records: int
+  prompt_tokens: int
+  response_tokens: int
+  max_prompt: int
+  max_response: int
+  num_dropped_history: int
+  num_over_response: int
+  pad_id: int
+
+  def summary(self, prompt_length: int, response_length: int) -> dict:
+    """Means and shares for a report, batches being padded to the lengths."""
+    used = self.prompt_tokens + self.response_tokens
+    padded = self.num_records * (prompt_length + response_length)
+    return {
+        'num_records': self.num_records,
+        'mean_prompt': self.prompt_tokens / self.num_records,
+        'mean_response': self.response_tokens / self.num_records,
+        'max_prompt': self.max_prompt,
+        'max_response': self.max_response,
+        'padding_share': 1 - used / padded,
+        'dropped_history_share': self.num_dropped_history / self.num_records,
+        'over_response_share': self.num_over_response / self.num_records,
+    }
+
+
+def build(
+    requests: Sequence[requests_lib.Request],
+    template: prompts.Template,
+    teacher_orders: Sequence[np.ndarray] | None = None) -> Iterator[Record]:
+  """Writes the prompts and responses of requests.
+
+  Args:
+    requests: the requests of a split; a record's id is its index here.
+    template: writes them.
+    teacher_orders: R x int [C] candidate positions from zero, best first; for
+      answer_order 'teacher'.
+
+  Raises:
+    ValueError: the answer order needs a teacher and none is given, or a
+      training response is longer than `max_response`.
+  """
+  config = template.config
+  if config.answer_order == 'teacher' and teacher_orders is None:
+    raise ValueError("prompt.answer_order is 'teacher': expected its orders.")
+  for index, request in enumerate(requests):
+    if config.answer_order == 'teacher':
+      order = teacher_orders[index]
+    else:
+      order = traces.target_first(request.candidates, request.target)
+    prompt = template.prompt(request)
+    response = template.response(request, order, prompt.shown)
+    if request.split == 'train' and len(response.ids) > config.max_response:
+      raise ValueError(
+          f'The training response of user {request.user} takes '
+          f'{len(response.ids)} tokens: prompt.max_response is '
+          f'{config.max_response}; raise it or shorten the trace.')
+    yield Record(
+        example_id=index, prompt=prompt.ids, response=response.ids,
+        is_answer=response.is_answer,
+        dropped=min(len(request.history), config.max_history) - prompt.shown)
+
+
+def write(
+    path: str | os.PathLike,
+    records: Iterable[Record],
+    max_response: int,
+    pad_id: int) -> Statistics:
+  """Writes records and their statistics, or nothing.
+
+  Args:
+    path: of the new file; its directory exists.
+    records: what to write, in order.
+    max_response: tokens; longer responses are counted.
+    pad_id: what prompts are padded with.
+
+  Raises:
+    ValueError: there are no records.
+  """
+  path = pathlib.Path(path)
+  temporary = path.with_name(f'{path.name}.tmp')
+  prompts_, responses, dropped = [], [], []
+  try:
+    # Groups of one: batches read single records in random order.
+    writer = array_record_module.ArrayRecordWriter(
+        str(temporary), 'group_size:1')
+    try:
+      for record in records:
+        writer.write(record.to_bytes())
+        prompts_.append(len(record.prompt))
+        responses.append(len(record.response))
+        dropped.append(record.dropped > 0)
+    finally:
+      writer.close()
+    if not prompts_:
+      raise ValueError(f'{path}: there are no requests to write.')
+    statistics = Statistics(
+        num_records=len(prompts_), prompt_tokens=sum(prompts_),
+        response_tokens=sum(responses), max_prompt=max(prompts_),
+        max_response=max(responses), num_dropped_history=sum(dropped),
+        num_over_response=sum(l > max_response for l in responses),
+        pad_id=pad_id)
+    # The records last: where they are, the statistics are too.
+    statistics_path = _statistics_path(path)
+    statistics_temporary = path.with_name(f'{path.name}.json.tmp')
+    statistics_temporary.write_text(
+        json.dumps(dataclasses.asdict(statistics), indent=1))
+    os.replace(statistics_temporary, statistics_path)
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
+  return statistics
+
+
+def read_statistics(path: str | os.PathLike) -> Statistics:
+  """Reads the statistics of a record file.
+
+  Raises:
+    interactions.DataError: they are missing or malformed.
+  """
+  path = _statistics_path(pathlib.Path(path))
+  try:
+    return Statistics(**json.loads(path.read_text()))
+  except (OSError, ValueError, TypeError) as e:
+    raise interactions.DataError(
+        f'{path}: expected the statistics of a record file: {e}. Delete both '
+        'and prepare them again.') from e
+
+
+def _statistics_path(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f'{path.name}.json')

@@ -1,0 +1,239 @@
+"""Template reasoning traces: a ranker's work on paper.
+
+A trace has GR2's three steps (arXiv 2602.07774) and a choice, computed from the
+history, the candidates and their facts, like the category-based templates that
+OneRec-Think (arXiv 2510.11639) uses on public data:
+
+    pattern      which categories and which brand the history shows
+    complement   which category would come next
+    match        what speaks for each candidate
+    choice       the candidate that is recommended first
+
+It is rendered as prose (json responses) or densely (compact responses). The
+dense form has a fixed length, so that every token has its place and a block
+decoder can write tokens side by side (C candidates, F facts):
+
+    pattern and complement             match                            choice
+    [last] [frequent] [brand] [wanted] ([<|c1|>] [facts of 1]) ... C   [<|c3|>]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+import collections
+import dataclasses
+import json
+
+import numpy as np
+
+from dgr2_jax.data import facts
+from dgr2_jax.data import interactions
+from dgr2_jax.data import tokens
+
+# What the dense form can open with.
+PATTERN = ('last_category', 'frequent_category', 'brand', 'wanted_category')
+
+# How prose introduces the candidates that a fact speaks for.
+_PHRASES = {
+    'score': 'preferred by the retriever',
+    'bought_with_last': 'bought together with the latest purchase',
+    'bought_with_recent': 'bought together with recent purchases',
+    'popularity': 'popular',
+    'category': 'in a category of the history',
+    'brand': 'by a brand of the history',
+    'follows': 'of a type that usually comes next',
+    'similarity': 'described like recent purchases',
+}
+# Candidates that prose names for a fact, strongest first.
+_NAMED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceConfig:
+  """What a trace says.
+
+  Attributes:
+    pattern: what the dense form opens with, of `PATTERN`.
+    facts: names of the facts it goes through for every candidate. Not `rank`,
+      which is a candidate's index.
+    combine_facts: whether the dense form joins a candidate's facts into one
+      token; shorter responses train and decode faster.
+    show_index: whether the dense form names each candidate before its facts.
+  """
+  pattern: tuple[str, ...]
+  facts: tuple[str, ...]
+  combine_facts: bool
+  show_index: bool
+
+  def __post_init__(self):
+    for field, allowed in (('pattern', PATTERN), ('facts', tuple(_PHRASES))):
+      values = getattr(self, field)
+      if not set(values) <= set(allowed) or len(set(values)) < len(values):
+        raise ValueError(
+            f'prompt.trace.{field} is {values}: expected different names of '
+            f'{allowed}.')
+
+  @classmethod
+  def from_config(cls, config: Mapping) -> TraceConfig:
+    """From `config.prompt.trace`."""
+    return cls(
+        pattern=tuple(config['pattern']), facts=tuple(config['facts']),
+        combine_facts=config['combine_facts'], show_index=config['show_index'])
+
+  def names(self) -> list[str]:
+    """Fact tokens that the dense form needs.
+
+    Raises:
+      ValueError: joined facts have too many levels.
+    """
+    if self.combine_facts and self.facts:
+      return tokens.joined_fact_names(self.facts)
+    return tokens.fact_names(self.facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+  """The content of a trace; absent categories and brands are empty.
+
+  Attributes:
+    last: item index of the latest purchase, None for an empty history.
+    last_category: its category path.
+    frequent_category: most frequent category path of the history.
+    brand: most frequent brand of the history.
+    wanted_category: the candidates' category that follows the history best.
+    facts: names of the facts, F.
+    matches: int [C, F] levels of the facts.
+    choice: position of the first recommended candidate, from zero.
+  """
+  last: int | None
+  last_category: tuple[str, ...]
+  frequent_category: tuple[str, ...]
+  brand: str
+  wanted_category: tuple[str, ...]
+  facts: tuple[str, ...]
+  matches: np.ndarray
+  choice: int
+
+
+def _most_frequent(values: Sequence):
+  """The most frequent non-empty value, the latest of several; or None."""
+  values = [v for v in reversed(values) if v]
+  return max(values, key=collections.Counter(values).get, default=None)
+
+
+def build(
+    items: Sequence[interactions.Item],
+    history: np.ndarray,
+    candidates: np.ndarray,
+    levels: np.ndarray,
+    choice: int,
+    names: Sequence[str]) -> Trace:
+  """Computes a trace.
+
+  Args:
+    items: the catalogue.
+    history: int [h] item indices that the prompt shows, oldest first.
+    candidates: int [C] item indices.
+    levels: int [C, len(facts.FACTS)], the candidates' facts.
+    choice: position of the candidate to recommend first, from zero.
+    names: the facts to go through.
+  """
+  bought = [items[i] for i in history]
+  follows = np.asarray(levels)[:, facts.index('follows')]
+  best = int(follows.argmax())  # The first of several.
+  wanted = items[candidates[best]].categories if follows[best] > 0 else ()
+  return Trace(
+      last=int(history[-1]) if bought else None,
+      last_category=bought[-1].categories if bought else (),
+      frequent_category=_most_frequent([i.categories for i in bought]) or (),
+      brand=_most_frequent([i.brand for i in bought]) or '',
+      wanted_category=wanted,
+      facts=tuple(names),
+      matches=np.asarray(levels)[:, [facts.index(name) for name in names]],
+      choice=choice)
+
+
+def dense(
+    trace: Trace, config: TraceConfig, known: Container[str]
+) -> list[tokens.Special]:
+  """The dense form, of a length that depends on `config` and C alone.
+
+  Args:
+    trace: what to write.
+    config: which parts of it.
+    known: names of existing tokens, for attributes that lack one.
+  """
+  pattern = {
+      'last_category': tokens.category(trace.last_category, known),
+      'frequent_category': tokens.category(trace.frequent_category, known),
+      'brand': tokens.brand(trace.brand, known),
+      'wanted_category': tokens.category(trace.wanted_category, known)}
+  names = [pattern[part] for part in config.pattern]
+  for position, levels in enumerate(trace.matches.tolist()):
+    if config.show_index:
+      names.append(tokens.candidate(position + 1))
+    if config.combine_facts and trace.facts:
+      names.append(tokens.joined_facts(trace.facts, levels))
+    else:
+      names.extend(map(tokens.fact, trace.facts, levels))
+  names.append(tokens.candidate(trace.choice + 1))
+  return [tokens.Special(name) for name in names]
+
+
+def prose(
+    trace: Trace, cite: Callable[[int], list[tokens.Piece]]
+) -> list[tokens.Piece]:
+  """The trace in sentences, escaped so that it can stand in a JSON string.
+
+  Args:
+    trace: what to write.
+    cite: pieces that refer to an item, given its index.
+  """
+  pieces = [tokens.Text('Pattern: ')]
+  if trace.last is None:
+    pieces.append(tokens.Text('there are no purchases to go by'))
+  else:
+    pieces.append(tokens.Text('the latest purchase is '))
+    pieces.extend(cite(trace.last))
+    if trace.last_category:
+      pieces.append(_escaped(f' from {trace.last_category[-1]}'))
+    if trace.frequent_category:
+      pieces.append(_escaped(
+          f', {trace.frequent_category[-1]} is bought most'))
+    if trace.brand:
+      pieces.append(_escaped(f', {trace.brand} is the leading brand'))
+  pieces.append(tokens.Text('. Complement: '))
+  if trace.wanted_category:
+    pieces.append(_escaped(
+        f'{trace.wanted_category[-1]} usually comes next. '))
+  else:
+    pieces.append(tokens.Text('no type of product stands out. '))
+  matches = []
+  for name, levels in zip(trace.facts, trace.matches.T, strict=True):
+    # Stable, so that the retriever's order decides between equals.
+    strongest = np.argsort(-levels.astype(int), kind='stable')[:_NAMED]
+    named = [str(c + 1) for c in strongest if levels[c] > 0]
+    if named:
+      matches.append(f'{_PHRASES[name]}: {", ".join(named)}')
+  pieces.append(tokens.Text(
+      f'Match: {"; ".join(matches) or "no candidate stands out"}. Candidate '
+      f'{trace.choice + 1} fits best.'))
+  return pieces
+
+
+def _escaped(text: str) -> tokens.Text:
+  """Text as the inside of a JSON string."""
+  return tokens.Text(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def target_first(candidates: np.ndarray, target: int) -> np.ndarray:
+  """GR2's answer: the target, then the others in the retriever's order.
+
+  Args:
+    candidates: int [C] item indices.
+    target: item index; where it isn't a candidate the order stays.
+
+  Returns:
+    int [C] candidate positions from zero, best first.
+  """
+  return np.argsort(np.asarray(candidates) != target, kind='stable')

@@ -1,0 +1,228 @@
+"""The evaluation of a run: every row, the frontier, examples and the report.
+
+    row              weights     decoding
+    pre_rank         -           the retriever's order
+    gbdt             -           the boosted ranker on the same facts
+    ar               ar_sft      B = 1
+    ar_constrained   ar_sft      B = 1, used candidates masked (optional)
+    naive            convert     blocks, tau = 1
+    cft              cft         blocks, tau = 1
+
+The frontier decodes the last of these weights autoregressively and at every
+threshold. Its speeds are measured in one run, the modes taking turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from dgr2_jax.data import prompts
+from dgr2_jax.data import tokens as tokens_lib
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.evaluation import report
+from dgr2_jax.evaluation import responses
+from dgr2_jax.evaluation import rows as rows_lib
+from dgr2_jax.models import canvas as canvas_lib
+
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
+             'numpy', 'scikit-learn')
+_AR = canvas_lib.CanvasConfig(block_size=1)
+
+
+def evaluate(experiment) -> dict[str, Any]:
+  """Evaluates all stages on the test requests and writes the report.
+
+  Args:
+    experiment: an `experiment.Experiment` whose stages are complete.
+
+  Returns:
+    The report's content, see `report`.
+  """
+  return _Evaluation(experiment).run()
+
+
+class _Evaluation:
+  """One pass over rows and frontier; holds what they share."""
+
+  def __init__(self, experiment):
+    self._experiment = experiment
+    self._config = experiment.config.evaluate
+    self._batches = experiment.eval_batches('test', self._config.batch_size)
+    self._targets = experiment.data.target_positions('test')
+    self._num_candidates = experiment.config.data.num_candidates
+    self._seconds = {}
+
+  def run(self) -> dict[str, Any]:
+    data = self._experiment.data
+    n = len(self._targets)
+    incoming = np.tile(np.arange(self._num_candidates), (n, 1))
+    outcomes = [rows_lib.RowOutcome('pre_rank', incoming),
+                rows_lib.RowOutcome('gbdt', data.boosted_orders('test'))]
+    teacher = self._experiment.restore('ar_sft')
+    reference, _ = self._decode('ar', teacher, _AR, 1.)
+    outcomes.append(reference)
+    if self._config.constrained_ar:
+      outcomes.append(self._constrained(teacher))
+    canvas = self._experiment.canvas
+    outcomes.append(self._decode(
+        'naive', self._experiment.restore('convert'), canvas, 1.)[0])
+    student = self._experiment.restore('cft')
+    points = {'ar': self._decode('cft', student, _AR, 1.)}
+    for threshold in self._config.thresholds:
+      points[threshold] = self._decode('cft', student, canvas, threshold)
+    if 1. not in points:
+      points[1.] = self._decode('cft', student, canvas, 1.)
+    outcomes.append(points[1.][0])
+    speeds = self._speeds(student)
+    shown = max((t for t in self._config.thresholds if t < 1), default=1.)
+    content = {
+        'title': f'Diffusion-GR2 on {self._experiment.config.data.name}',
+        'command': ' '.join([os.path.basename(sys.executable), '-m',
+                             'dgr2_jax.main', *sys.argv[1:]]),
+        'dataset': data.summary,
+        'conditional': int((self._targets >= 0).sum()),
+        'unconditional': {
+            'users': data.summary['evaluated_users'],
+            'hit_rate': data.summary['hit_rate'],
+            'rows': {o.name: rows_lib.unconditional(
+                o, self._targets, data.summary['hit_rate'])
+                     for o in outcomes}},
+        'rows': [self._row(o, reference) for o in outcomes],
+        'frontier': [self._point(name, points, speeds, reference)
+                     for name in ('ar', *self._config.thresholds)],
+        'model': self._model(student),
+        'examples': self._examples(points[shown], shown),
+        'timing': {'seconds': self._seconds,
+                   'speed_batch_size': self._config.timing_batch_size,
+                   'speed_requests': self._config.timing_requests},
+        'environment': _environment(self._experiment.mesh),
+    }
+    report.write(self._experiment.workdir, content)
+    print(report.summary(content))
+    print(f'Report: {self._experiment.workdir / "report.html"}')
+    return content
+
+  def _decode(self, name: str, params: Any, canvas: canvas_lib.CanvasConfig,
+              threshold: float, **options):
+    """The outcome and the rollout of one way to decode the test requests."""
+    begin = time.monotonic()
+    how = 'autoregressive' if canvas.block_size == 1 else f'tau {threshold:g}'
+    rollout = responses.decode_split(
+        self._experiment.model, params, self._batches, threshold=threshold,
+        vocabulary=self._experiment.vocabulary, canvas=canvas,
+        config=dataclasses.replace(self._experiment.decode_config(),
+                                   **options),
+        mesh=self._experiment.mesh, what=f'{name}, {how}')
+    outcome = responses.outcome(name, rollout, self._experiment.parser,
+                                self._num_candidates)
+    self._seconds[f'{name}, {how}'] = time.monotonic() - begin
+    valid = rows_lib.validity(outcome.failures)['valid_rate']
+    logging.info('%s, %s: %d requests, valid %.3f, %.2f tokens per forward.',
+                 name, how, len(outcome.orders), valid,
+                 outcome.tokens.sum() / outcome.calls.sum())
+    return outcome, rollout
+
+  def _constrained(self, params: Any) -> rows_lib.RowOutcome:
+    config = self._experiment.config
+    if config.prompt.response_format != prompts.COMPACT:
+      raise ValueError(
+          'evaluate.constrained_ar masks whole-token candidates: it needs '
+          f'prompt.response_format={prompts.COMPACT!r}, got '
+          f'{config.prompt.response_format!r}')
+    tokenizer = self._experiment.data.tokenizer
+    candidates = tuple(tokenizer.id(tokens_lib.candidate(i + 1))
+                       for i in range(self._num_candidates))
+    return self._decode(
+        'ar_constrained', params, _AR, 1., answer_ids=candidates,
+        answer_marker=tokenizer.id(tokens_lib.ANSWER))[0]
+
+  def _speeds(self, params: Any) -> dict[Any, float]:
+    size = self._config.timing_batch_size
+    batches = self._experiment.eval_batches(
+        'test', size, self._config.timing_requests)
+    modes = {'ar': dict(threshold=1., canvas=_AR)}
+    for threshold in self._config.thresholds:
+      modes[threshold] = dict(threshold=threshold,
+                              canvas=self._experiment.canvas)
+    return responses.tokens_per_second(
+        self._experiment.model, params, batches, modes,
+        vocabulary=self._experiment.vocabulary,
+        config=self._experiment.decode_config(),
+        repetitions=self._config.timing_repetitions)
+
+  def _row(self, outcome, reference) -> dict[str, Any]:
+    return rows_lib.build_row(
+        outcome, self._targets, reference, seed=self._experiment.config.seed,
+        resamples=self._config.bootstrap_resamples)
+
+  def _point(self, name, points, speeds, reference) -> dict[str, Any]:
+    return rows_lib.build_frontier_point(
+        points[name][0], self._targets,
+        mode='ar' if name == 'ar' else 'threshold',
+        threshold=None if name == 'ar' else name,
+        tokens_per_second=speeds[name], same_weights=points['ar'][0],
+        same_weights_tokens_per_second=speeds['ar'], reference=reference,
+        seed=self._experiment.config.seed,
+        resamples=self._config.bootstrap_resamples)
+
+  def _model(self, params: Any) -> dict[str, Any]:
+    config = self._experiment.model.config
+    return {
+        'parameters': sum(x.size for x in jax.tree.leaves(params)),
+        **dataclasses.asdict(config),
+        **dataclasses.asdict(self._experiment.canvas),
+        'prompt_length': self._experiment.data.prompt_length,
+        'response_length': self._experiment.data.response_length}
+
+  def _examples(self, point, threshold: float) -> list[dict[str, Any]]:
+    """Worked examples, spread evenly over the test requests."""
+    outcome, rollout = point
+    picked = np.linspace(
+        0, len(self._targets) - 1,
+        min(self._config.num_examples, len(self._targets))).astype(int)
+    return [self._example(int(i), outcome, rollout, threshold)
+            for i in picked if self._targets[i] >= 0]
+
+  def _example(self, index: int, outcome: rows_lib.RowOutcome,
+               rollout: block_decoder.Rollout,
+               threshold: float) -> dict[str, Any]:
+    data = self._experiment.data
+    request = data.requests('test')[index]
+    length = int(rollout.length[index])
+    ids, calls = rollout.tokens[index, :length], rollout.call[index, :length]
+    parse = self._experiment.parser.strict(ids)
+    begin = length if parse.answer_start is None else parse.answer_start
+    return {
+        'row': outcome.name, 'threshold': threshold,
+        'block_size': self._experiment.canvas.block_size,
+        'calls': int(rollout.calls[index]), 'failure': parse.failure,
+        'target': int(self._targets[index]),
+        'order': outcome.orders[index].tolist(),
+        'history': data.describe(request.history),
+        'candidates': data.describe(request.candidates),
+        'trace': parse.explanation,
+        'tokens': [
+            {'text': data.tokenizer.decode([int(token)]), 'call': int(call),
+             'is_answer': i >= begin}
+            for i, (token, call) in enumerate(zip(ids, calls))],
+    }
+
+
+def _environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Machine and versions, for the report."""
+  return {
+      'python': platform.python_version(),
+      'machine': f'{platform.machine()}, {os.cpu_count()} CPUs',
+      'devices': [f'{d.platform}: {d.device_kind}' for d in jax.devices()],
+      'mesh': dict(mesh.shape),
+      **{name: importlib.metadata.version(name) for name in _PACKAGES}}

@@ -1,0 +1,142 @@
+"""From prompts to what a re-ranker did: decode a split, read its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+import time
+from typing import Any
+
+from absl import logging
+import jax
+from jax.sharding import Mesh
+import jax.numpy as jnp
+import numpy as np
+
+from dgr2_jax.data import parsing
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.evaluation import rows
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+from dgr2_jax.training import sharding
+
+_PROGRESS_SECONDS = 10.
+
+
+def decode_split(
+    model: transformer.Transformer, params: Any,
+    batches: Iterable[Mapping[str, np.ndarray]], *, threshold: float,
+    vocabulary: vocabulary_lib.Vocabulary, canvas: canvas_lib.CanvasConfig,
+    config: block_decoder.DecodeConfig, mesh: Mesh, seed: int = 0,
+    what: str = '') -> block_decoder.Rollout:
+  """Decodes one response for every request.
+
+  Args:
+    model: the decoder.
+    params: its parameters, on `mesh`.
+    batches: of `prompt` [N, P], `prompt_length` [N], `example_id` [N] and
+      `valid` [N]; N is a multiple of the mesh's devices.
+    threshold: tau.
+    vocabulary: special ids.
+    canvas: block size and rules; B = 1 decodes autoregressively.
+    config: num_rollouts must be 1.
+    mesh: of devices.
+    seed: of sampling.
+    what: named in the progress log; empty for none.
+
+  Returns:
+    A rollout of NumPy arrays without the rollout axis: [n, L] and [n].
+  """
+  batches = list(batches)
+  parts, begin, told = [], time.monotonic(), time.monotonic()
+  for index, batch in enumerate(batches):
+    arrays = sharding.shard_batch(mesh, {
+        k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')})
+    with jax.set_mesh(mesh):
+      rollout = block_decoder.decode(
+          model, params, arrays['prompt'], arrays['prompt_length'],
+          arrays['example_id'], jax.random.key(seed), jnp.float32(threshold),
+          vocabulary=vocabulary, canvas=canvas, config=config)
+    rollout = jax.device_get(rollout)
+    parts.append(jax.tree.map(lambda x: x[batch['valid'], 0], rollout))
+    now = time.monotonic()
+    if what and now - told > _PROGRESS_SECONDS:
+      told = now
+      left = (now - begin) / (index + 1) * (len(batches) - index - 1)
+      logging.info('%s: %d of %d batches decoded, %.0f s left.', what,
+                   index + 1, len(batches), left)
+  return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+
+def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
+            num_candidates: int) -> rows.RowOutcome:
+  """Reads every response, strictly and leniently.
+
+  Args:
+    name: of the row.
+    rollout: from `decode_split`, n responses.
+    parser: of the response form.
+    num_candidates: C; an invalid response leaves the incoming order 0 .. C-1.
+  """
+  incoming = tuple(range(num_candidates))
+  orders, lenient, failures, answer_tokens, answer_calls = [], [], [], [], []
+  for tokens, length, call in zip(rollout.tokens, rollout.length,
+                                  rollout.call):
+    parse = parser.strict(tokens[:length])
+    orders.append(parse.order or incoming)
+    lenient.append(parser.lenient(tokens[:length]) or incoming)
+    failures.append(parse.failure)
+    begin = length if parse.answer_start is None else parse.answer_start
+    answer_tokens.append(length - begin)
+    # Calls that committed a token of the answer; AR: as many as tokens.
+    answer_calls.append(len(set(call[begin:length].tolist())))
+  return rows.RowOutcome(
+      name=name, orders=np.array(orders), lenient_orders=np.array(lenient),
+      failures=failures, tokens=rollout.length, calls=rollout.calls,
+      answer_tokens=np.array(answer_tokens),
+      answer_calls=np.array(answer_calls))
+
+
+def tokens_per_second(
+    model: transformer.Transformer, params: Any,
+    batches: Iterable[Mapping[str, np.ndarray]], modes: Mapping[Any, Mapping],
+    *, vocabulary: vocabulary_lib.Vocabulary,
+    config: block_decoder.DecodeConfig, repetitions: int) -> dict[Any, float]:
+  """Decode speed of several modes on the same weights, in one run.
+
+  The modes take turns batch by batch, so that what else the machine does hits
+  all alike. Compilation and the first pass are not timed; prefill is.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    batches: as for `decode_split`.
+    modes: name -> the `threshold` and `canvas` of `decode_split`.
+    vocabulary: special ids.
+    config: as for `decode_split`.
+    repetitions: passes over the batches.
+
+  Returns:
+    name -> response tokens through EOS a second, median of the passes.
+  """
+  batches = list(batches)
+
+  def run(batch, threshold, canvas):
+    begin = time.perf_counter()
+    rollout = block_decoder.decode(
+        model, params, batch['prompt'], batch['prompt_length'],
+        batch['example_id'], jax.random.key(0), jnp.float32(threshold),
+        vocabulary=vocabulary, canvas=canvas, config=config)
+    tokens = int(rollout.length.sum())  # waits for the device
+    return tokens, time.perf_counter() - begin
+
+  rates = {name: [] for name in modes}
+  for repetition in range(repetitions + 1):
+    totals = {name: np.zeros(2) for name in modes}
+    for batch in batches:
+      for name, mode in modes.items():
+        totals[name] += run(batch, **mode)
+    if repetition:
+      for name, (tokens, seconds) in totals.items():
+        rates[name].append(tokens / seconds)
+  return {name: float(np.median(values)) for name, values in rates.items()}

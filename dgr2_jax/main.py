@@ -1,0 +1,136 @@
+"""Trains, evaluates and reports a generative re-ranker.
+
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=DIR
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=DIR \\
+        --stage=cft --config.cft.steps=500
+
+Without --stage every stage runs in order. Any field of the config can be set
+as --config.section.field=value. The same command again goes on from where it
+was stopped. The exit code is 0 only when the work is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import difflib
+import re
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'A file of configs/; its get_config() returns the config.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Directory for checkpoints, metrics and the report.')
+_STAGE = flags.DEFINE_string(
+    'stage', None, 'Run this stage only; an unknown name lists them.')
+_DEBUG = flags.DEFINE_bool(
+    'debug', False, 'Show the traceback of errors in config or data.')
+
+
+class UsageError(Exception):
+  """The command line is wrong; the message says how."""
+
+
+def _fields(config, prefix: str = 'config') -> list[str]:
+  names = []
+  for name, value in config.items():
+    names.append(f'{prefix}.{name}')
+    if hasattr(value, 'items'):
+      names += _fields(value, names[-1])
+  return names
+
+
+def _unknown_field(argv: Sequence[str]) -> str | None:
+  """Names the first --config.x that the config has not, and likely ones."""
+  override = re.compile(r'--?(?:no)?(config(?:\.\w+)+)')
+  rest = [arg for arg in argv if not override.match(arg)]
+  # The flags proper are half-parsed by now: read the config file afresh.
+  values = flags.FlagValues()
+  config = config_flags.DEFINE_config_file('config', None, '', values,
+                                           sys_argv=rest)
+  values(rest, known_only=True)
+  known = _fields(config.value)
+  for match in filter(None, map(override.match, argv)):
+    field = match.group(1)
+    if field not in known:
+      leaves = [name for name in known
+                if not any(other.startswith(f'{name}.') for other in known)]
+      likely = [name for name in leaves
+                if name.split('.')[-1] == field.split('.')[-1]]
+      likely = likely or difflib.get_close_matches(field, leaves, 2, 0.75)
+      return f'The config has no field --{field}.' + (
+          f' Did you mean --{" or --".join(likely)}?' if likely else '')
+  return None
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """Parses the command line, explaining a mistyped config field."""
+  try:
+    args = app.parse_flags_with_usage(list(argv))
+    if len(args) > 1:
+      raise UsageError(f'Unexpected argument {args[1]!r}; values are given as '
+                       '--flag=value.')
+    for flag in (_CONFIG, _WORKDIR):
+      if flags.FLAGS[flag.name].value is None:
+        raise UsageError(f'--{flag.name} is required; see --help.')
+    _CONFIG.value.items()  # a config file that could not be read raises here
+    return args
+  except (UsageError, OSError, ImportError, flags.Error) as e:
+    _fail(' '.join(str(e).split()), e)
+  except Exception as e:
+    # ml_collections raises several types for fields that are not there.
+    message = _unknown_field(argv)
+    if message is None:
+      raise
+    _fail(message, e)
+
+
+def _fail(message: str, error: BaseException, code: int = 1) -> None:
+  """Ends the process with one line on stderr."""
+  if flags.FLAGS.is_parsed() and _DEBUG.value:
+    raise error
+  print(f'error: {message}', file=sys.stderr)
+  sys.exit(code)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the stages; maps what users can mend to one line and exit code 1."""
+  del argv
+  # JAX is slow to import: the command line is checked first.
+  from dgr2_jax.training import logging as metrics_logging
+  from dgr2_jax.training import loop
+  from dgr2_jax.training import stages
+  from dgr2_jax.training import workdir
+
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.INFO)
+  metrics_logging.hide_library_chatter()
+  try:
+    if _STAGE.value is not None and _STAGE.value not in stages.STAGES:
+      raise UsageError(f'--stage={_STAGE.value}: unknown; the stages are '
+                       f'{", ".join(stages.STAGES)}.')
+    with workdir.open_workdir(_WORKDIR.value, _CONFIG.value) as directory:
+      stages.run(_CONFIG.value, directory, _STAGE.value)
+  except loop.Interrupted as e:
+    _fail(str(e), e, code=130)
+  except KeyboardInterrupt as e:
+    _fail('interrupted; the same command goes on from the last checkpoint.', e,
+          code=130)
+  # ValueError covers bad fields of the config and the data's DataError.
+  except (UsageError, workdir.WorkdirError, loop.TrainingError, ValueError,
+          OSError) as e:
+    _fail(f'{e} (--debug shows where)' if isinstance(e, (ValueError, OSError))
+          else str(e), e)
+
+
+def run() -> None:
+  """The entry point, also of an installed console script."""
+  app.run(main, flags_parser=parse_flags)
+
+
+if __name__ == '__main__':
+  run()

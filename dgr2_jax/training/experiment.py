@@ -1,0 +1,107 @@
+"""What every stage needs: data, model, vocabulary, mesh, checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from dgr2_jax.data import parsing
+from dgr2_jax.data import pipeline
+from dgr2_jax.data import prepare
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+from dgr2_jax.training import checkpoints as checkpoints_lib
+from dgr2_jax.training import sharding
+
+
+class MissingStageError(ValueError):
+  """A stage needs what an earlier stage has not left."""
+
+
+class Experiment:
+  """What every stage needs; built once from the config and `prepare`'s files.
+
+  Attributes:
+    config: the whole config.
+    workdir: the working directory.
+    data: what `prepare` left.
+    mesh: of all devices.
+    vocabulary: special ids.
+    model: the decoder, shared by teacher and student.
+    canvas: the student's block size and rules.
+    parser: of the response form.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, workdir: pathlib.Path):
+    self.config = config
+    self.workdir = workdir
+    self.mesh = sharding.make_mesh(config.mesh)
+    self.canvas = canvas_lib.CanvasConfig(**config.canvas)
+    self.data = prepare.load(config, workdir / 'data')
+    if self.data.response_length % self.canvas.block_size:
+      raise ValueError(
+          f'responses are padded to {self.data.response_length} tokens, not a '
+          f'multiple of canvas.block_size={self.canvas.block_size}; change '
+          'prompt.pad_multiple')
+    tokenizer = self.data.tokenizer
+    self.vocabulary = vocabulary_lib.Vocabulary(
+        size=tokenizer.vocab_size, mask_id=tokenizer.mask_id,
+        eos_id=tokenizer.eos_id,
+        banned=tuple(np.flatnonzero(tokenizer.banned).tolist()))
+    self.model = transformer.Transformer(transformer.ModelConfig(
+        vocab_size=tokenizer.vocab_size, **config.model))
+    self.parser = parsing.Parser(
+        tokenizer, config.prompt.response_format, config.data.num_candidates)
+
+  def initial_params(self) -> Any:
+    """Random parameters, on the mesh."""
+    init = functools.partial(transformer.init, self.model.config)
+    key = jax.random.key(self.config.seed)
+    shardings = sharding.param_shardings(
+        self.mesh, jax.eval_shape(init, key), transformer.RULES)
+    with jax.set_mesh(self.mesh):
+      return jax.jit(init, out_shardings=shardings)(key)
+
+  def restore(self, stage: str) -> Any:
+    """The best parameters that a complete stage left."""
+    checkpoints = self._checkpoints(stage)
+    if checkpoints is None or not checkpoints.is_complete():
+      raise MissingStageError(
+          f'{self.workdir / "checkpoints" / stage} holds no complete stage; '
+          f'run --stage={stage} first, or all stages without --stage')
+    abstract = jax.eval_shape(
+        functools.partial(transformer.init, self.model.config),
+        jax.random.key(0))
+    shardings = sharding.param_shardings(self.mesh, abstract,
+                                         transformer.RULES)
+    abstract = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        abstract, shardings)
+    return checkpoints.restore_best(abstract)[1]
+
+  def _checkpoints(self, stage: str) -> checkpoints_lib.Checkpoints | None:
+    path = self.workdir / 'checkpoints' / stage
+    return checkpoints_lib.Checkpoints(path, keep=1) if path.exists() else None
+
+  def eval_batches(self, split: str, batch_size: int, requests: int = 0):
+    """The first `requests` of a split (0: all), batch by batch."""
+    batches = pipeline.eval_batches(
+        self.data.record_file(split), batch_size, self.data.prompt_length,
+        self.data.response_length, process_index=0, process_count=1)
+    if requests:
+      batches = itertools.islice(batches, -(-requests // batch_size))
+    return list(batches)
+
+  def decode_config(self) -> block_decoder.DecodeConfig:
+    """Greedy decoding at evaluation."""
+    return block_decoder.DecodeConfig(
+        max_response=self.data.response_length,
+        max_denoising_steps=self.config.evaluate.max_denoising_steps)

@@ -1,0 +1,400 @@
+"""One training loop for every stage, always sharded.
+
+    for step in range(start, steps):
+      state = train_step(state, batches[step])       # jitted, donated
+      every log_every:         metrics.jsonl, TensorBoard, progress
+      every eval_every:        validate(params); a new best is checkpointed
+      every checkpoint_every:  checkpoint
+
+A stage brings a pure loss `(params, batch, key) -> (loss, metrics)`, batches
+that are a function of the step, and a validation. Everything a step draws is
+a function of (seed, step), and what is summed between two log lines is part of
+the checkpointed state, so that a run killed anywhere and started again ends
+with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+import contextlib
+import math
+import pathlib
+import signal
+import threading
+from typing import Any, Protocol
+
+from absl import logging
+from flax import struct
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import ml_collections
+import numpy as np
+import optax
+
+from dgr2_jax.training import checkpoints as checkpoints_lib
+from dgr2_jax.training import logging as metrics_logging
+from dgr2_jax.training import optimizer as optimizer_lib
+from dgr2_jax.training import sharding
+
+Params = Any
+Batch = Mapping[str, np.ndarray]
+LossFn = Callable[[Params, dict[str, jax.Array], jax.Array],
+                  tuple[jax.Array, dict[str, jax.Array]]]
+
+_PREFETCH = 2  # batches loaded ahead of the step that needs them
+
+
+class TrainingError(Exception):
+  """Training cannot go on; the message names the stage and the steps."""
+
+
+class Interrupted(Exception):
+  """A signal stopped training after a checkpoint; run it again to go on."""
+
+
+class Batches(Protocol):
+  """This host's batches by step, such as a repeated `grain.MapDataset`."""
+
+  def __getitem__(self, step: int) -> Batch:
+    ...
+
+
+@struct.dataclass
+class TrainState:
+  """What a checkpoint holds.
+
+  Attributes:
+    step: int32, steps done.
+    params: the parameters.
+    opt_state: optax's state.
+    sums: float32 sums of the metrics since the last log line.
+    bad_step: int32, the first step whose loss or gradient was not finite; -1
+      while there is none.
+  """
+  step: jax.Array
+  params: Params
+  opt_state: optax.OptState
+  sums: dict[str, jax.Array]
+  bad_step: jax.Array
+
+
+def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
+              seed: int) -> Callable[[TrainState, Any], TrainState]:
+  """One update, to be jitted.
+
+  Args:
+    loss_fn: a pure function (params, batch, key) -> (loss, metrics).
+    optimizer: from `optimizer.make_optimizer`.
+    seed: with the step, all that a step's randomness depends on.
+
+  Returns:
+    (state, batch) -> state.
+  """
+
+  def step(state: TrainState, batch: dict[str, jax.Array]) -> TrainState:
+    key = jax.random.fold_in(jax.random.key(seed), state.step)
+    (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+        state.params, batch, key)
+    norm = optax.global_norm(grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    metrics = {'loss': loss, 'gradient_norm': norm} | metrics
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    return state.replace(
+        step=state.step + 1,
+        params=optax.apply_updates(state.params, updates),
+        opt_state=opt_state,
+        sums={k: v + jnp.asarray(metrics[k], jnp.float32)
+              for k, v in state.sums.items()},
+        bad_step=jnp.where(finite | (state.bad_step >= 0), state.bad_step,
+                           state.step + 1))
+
+  return step
+
+
+def train(*, stage: str, loss_fn: LossFn, params: Params, batches: Batches,
+          validate: Callable[[Params], Mapping[str, float]],
+          config: ml_collections.ConfigDict, workdir: pathlib.Path,
+          mesh: Mesh, rules: sharding.Rules, seed: int) -> Params:
+  """Trains one stage to its end, going on where an earlier call stopped.
+
+  Args:
+    stage: names the checkpoints and the metrics.
+    loss_fn: a pure function (params, batch, key) -> (loss, metrics). The loss
+      and scalar metrics are means over the global batch; logged values are
+      their means over the steps since the last line. A metric `tokens`
+      (processed in the step) gives tokens/s.
+    params: initial parameters; not used (but for shapes) when resuming.
+    batches: this host's rows of every step's batch.
+    validate: the parameters -> metrics; called every `eval_every` steps and at
+      the end.
+    config: the stage's section: `steps`, `eval_every`, `checkpoint_every`,
+      `log_every`, `keep`, `best_metric` (of `validate`, higher is better), and
+      the fields of `optimizer.make_optimizer`.
+    workdir: the run's directory.
+    mesh: from `sharding.make_mesh`.
+    rules: parameter shardings, see `sharding.param_shardings`.
+    seed: of everything that the loss draws.
+
+  Returns:
+    The best parameters by `best_metric`, restored from disk.
+
+  Raises:
+    TrainingError: a loss or gradient that is not finite, or a validation
+      without a finite `best_metric`.
+    Interrupted: SIGTERM or SIGINT arrived; a checkpoint was written.
+    ValueError: a config field is out of its range.
+  """
+  for name in ('steps', 'eval_every', 'checkpoint_every', 'log_every'):
+    if config[name] < 1:
+      raise ValueError(f'{stage}.{name} must be at least 1, not '
+                       f'{config[name]}.')
+  checkpoints = checkpoints_lib.Checkpoints(
+      workdir / 'checkpoints' / stage, config.keep)
+  if not checkpoints.is_complete():
+    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints)
+    run.start(params, batches, rules, seed)
+    run.to_end(batches, workdir)
+    del run  # its state, before the best parameters need the memory
+  shardings = sharding.param_shardings(mesh, params, rules)
+  best, params = checkpoints.restore_best(_abstract(params, shardings))
+  logging.info('%s is complete; best %s %.4f at step %d.', stage,
+               config.best_metric, best.value, best.step)
+  return params
+
+
+def _abstract(tree: Any, shardings: Any) -> Any:
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=s),
+      tree, shardings)
+
+
+class _Run:
+  """A stage's training between its start and its end."""
+
+  def __init__(self, stage, loss_fn, validate, config, mesh, checkpoints):
+    self._stage = stage
+    self._loss_fn = loss_fn
+    self._validate = validate
+    self._config = config
+    self._mesh = mesh
+    self._checkpoints = checkpoints
+
+  def start(self, params: Params, batches: Batches, rules: sharding.Rules,
+            seed: int) -> None:
+    """Restores the newest usable checkpoint, or initialises."""
+    optimizer = optimizer_lib.make_optimizer(self._config)
+
+    def init(params):
+      return TrainState(
+          step=jnp.int32(0), params=jax.tree.map(jnp.copy, params),
+          opt_state=optimizer.init(params),
+          sums={name: jnp.float32(0)
+                for name in ('loss', 'gradient_norm', *metrics)},
+          bad_step=jnp.int32(-1))
+
+    with jax.set_mesh(self._mesh):
+      _, metrics = jax.eval_shape(
+          self._loss_fn, params, dict(batches[0]), jax.random.key(seed))
+      abstract = jax.eval_shape(init, params)
+      shardings = sharding.param_shardings(self._mesh, abstract, rules)
+      self._step_fn = jax.jit(
+          make_step(self._loss_fn, optimizer, seed),
+          in_shardings=(shardings, sharding.batch_sharding(self._mesh)),
+          out_shardings=shardings, donate_argnums=0)
+    abstract = _abstract(abstract, shardings)
+    restored = self._checkpoints.restore_latest(abstract.replace(params=None),
+                                                abstract.params)
+    if restored is None:
+      self._step, self._best = 0, None
+      with jax.set_mesh(self._mesh):
+        self._state = jax.jit(init, out_shardings=shardings)(
+            jax.device_put(params, shardings.params))
+      logging.info('%s starts: %s parameters, %d steps.', self._stage,
+                   f'{_size(abstract.params):,}', self._config.steps)
+    else:
+      self._step, rest, params, self._best = restored
+      self._state = rest.replace(params=params)
+      logging.info('%s resumes at step %d of %d.', self._stage, self._step,
+                   self._config.steps)
+    self._saved = self._step
+    self._logged = self._step // self._config.log_every * self._config.log_every
+    self._finite_until = self._step
+
+  def to_end(self, batches: Batches, workdir: pathlib.Path) -> None:
+    """Runs the remaining steps and marks the stage complete."""
+    config = self._config
+    self._writer = metrics_logging.MetricsWriter(workdir, self._stage,
+                                                 self._step)
+    with (contextlib.closing(self._writer), _Signals() as signals,
+          contextlib.closing(_prefetch(batches, self._mesh, self._step,
+                                       config.steps)) as loaded):
+      self._clock, self._timed = metrics_logging.Clock(), self._step
+      self._clock_start, self._started = 0., self._step
+      for batch in loaded:
+        self._train_step(batch)
+        last = self._step == config.steps
+        if last or self._step % config.log_every == 0:
+          self._log()
+        improved = False
+        if last or self._step % config.eval_every == 0:
+          improved = self._evaluate()
+        if last or improved or self._step % config.checkpoint_every == 0:
+          self._save()
+        if not last and signals.received(self._step % config.log_every == 0):
+          self._save()
+          raise Interrupted(
+              f'{self._stage} was interrupted at step {self._step} of '
+              f'{config.steps} and saved; the same command goes on from there.')
+      self._checkpoints.mark_complete(self._step, self._best)
+      if signals.received(True):
+        raise Interrupted(f'{self._stage} was interrupted when it was complete;'
+                          ' the same command goes on from there.')
+
+  def _train_step(self, batch: dict[str, jax.Array]) -> None:
+    first = self._step == self._started
+    with self._clock.pause() if first else contextlib.nullcontext():
+      with jax.set_mesh(self._mesh):
+        self._state = self._step_fn(self._state, batch)
+      self._step += 1
+      if first:  # compilation is not training
+        jax.block_until_ready(self._state.step)
+        self._timed = self._step
+
+  def _check_finite(self) -> None:
+    bad = int(self._state.bad_step)
+    if bad >= 0:
+      raise TrainingError(
+          f'{self._stage}: the loss or its gradient is not finite at step '
+          f'{bad} (seen after step {self._step}, finite up to '
+          f'{self._finite_until}). '
+          + (f'The checkpoint of step {self._saved} is kept. ' if self._saved
+             else 'There is no checkpoint yet. ')
+          + f'Lower {self._stage}.learning_rate or {self._stage}.grad_clip, or '
+          'look at the data of that step.')
+    self._finite_until = self._step
+
+  def _log(self) -> None:
+    """Writes and shows the means since the last line."""
+    self._check_finite()
+    sums = {k: float(v) for k, v in jax.device_get(self._state.sums).items()}
+    means = {k: v / (self._step - self._logged) for k, v in sums.items()}
+    self._state = self._state.replace(sums=jax.tree.map(
+        lambda x: jax.device_put(jnp.zeros_like(x), x.sharding),
+        self._state.sums))
+    seconds = self._clock.seconds() - self._clock_start
+    timing = {}
+    if done := self._step - self._timed:
+      tokens = means['tokens'] * done if 'tokens' in means else None
+      timing['steps_per_second'] = done / max(seconds, 1e-9)
+      if tokens is not None:
+        timing['tokens_per_second'] = tokens / max(seconds, 1e-9)
+      metrics_logging.progress(self._stage, self._step, self._config.steps,
+                               seconds, done, means, tokens)
+    self._writer.write(self._step, {f'train/{k}': v for k, v in means.items()},
+                       timing)
+    self._logged = self._timed = self._step
+    self._clock_start = self._clock.seconds()
+
+  def _evaluate(self) -> bool:
+    """Validates; says whether it is the best so far."""
+    self._check_finite()
+    before = metrics_logging.Clock()
+    with self._clock.pause(), jax.set_mesh(self._mesh):
+      values = {k: float(v) for k, v in
+                self._validate(self._state.params).items()}
+    name = self._config.best_metric
+    value = values.get(name, math.nan)
+    if not math.isfinite(value):
+      raise TrainingError(
+          f'{self._stage}: validation at step {self._step} gave '
+          + (f'{name} = {value}.' if name in values else
+             f'no {name!r} ({self._stage}.best_metric), only '
+             f'{sorted(values)}.'))
+    self._writer.write(self._step,
+                       {f'validation/{k}': v for k, v in values.items()},
+                       {'seconds': before.seconds()})
+    improved = self._best is None or value > self._best.value
+    if improved:
+      self._best = checkpoints_lib.Best(self._step, value)
+    logging.info('%s %d/%d | validation %s %.4f%s', self._stage, self._step,
+                 self._config.steps, name, value,
+                 ' (best)' if improved else
+                 f' (best {self._best.value:.4f} at {self._best.step})')
+    return improved
+
+  def _save(self) -> None:
+    if self._saved == self._step:
+      return
+    self._check_finite()
+    with self._clock.pause():
+      self._checkpoints.save(self._step, self._state.replace(params=None),
+                             self._state.params, self._best)
+    self._saved = self._step
+
+
+def _prefetch(batches: Batches, mesh: Mesh, start: int,
+              stop: int) -> Iterator[dict[str, jax.Array]]:
+  """Batches start..stop-1 on their devices, loaded ahead by one thread."""
+  with futures.ThreadPoolExecutor(1, thread_name_prefix='batches') as pool:
+    load = lambda step: sharding.shard_batch(mesh, batches[step])
+    queue = [pool.submit(load, step)
+             for step in range(start, min(start + _PREFETCH, stop))]
+    try:
+      for step in range(start, stop):
+        if step + _PREFETCH < stop:
+          queue.append(pool.submit(load, step + _PREFETCH))
+        yield queue.pop(0).result()
+    finally:
+      pool.shutdown(cancel_futures=True)
+
+
+class _Signals:
+  """Turns SIGTERM and SIGINT into a question asked between two steps.
+
+  A second SIGINT interrupts at once, as usual. Outside the main thread signals
+  are left alone.
+  """
+
+  _HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+  def __enter__(self) -> '_Signals':
+    self._received = False
+    self._previous = {}
+    if threading.current_thread() is threading.main_thread():
+      for number in self._HANDLED:
+        self._previous[number] = signal.signal(number, self._handle)
+    return self
+
+  def __exit__(self, *unused_args) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler or signal.SIG_DFL)
+
+  def _handle(self, number: int, frame: Any) -> None:
+    del frame
+    if self._received and number == signal.SIGINT:
+      raise KeyboardInterrupt
+    self._received = True
+    logging.warning('%s: stopping after this step.',
+                    signal.Signals(number).name)
+
+  def received(self, synchronise: bool) -> bool:
+    """Whether to stop.
+
+    Args:
+      synchronise: whether the processes of a job may agree now, which costs
+        them a round trip; otherwise only a single process may stop.
+
+    Returns:
+      The same answer on all processes.
+    """
+    if jax.process_count() == 1:
+      return self._received
+    return synchronise and bool(np.max(multihost_utils.process_allgather(
+        np.int32(self._received))))
+
+
+def _size(tree: Any) -> int:
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))

@@ -1,0 +1,149 @@
+"""Where arrays live: the mesh, parameter shardings and batch placement.
+
+    axis      splits                                a typical use
+    data      requests                              every run
+    fsdp      requests, and parameters along D      models beyond one chip
+    tensor    heads, hidden width, vocabulary       models beyond one host
+
+A single device is a mesh of one, so there is one code path. Parameters are
+placed by a table of (pattern over the parameter path, PartitionSpec) that the
+model keeps beside itself; XLA's partitioner does the rest (all axes are Auto).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import math
+import re
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+import numpy as np
+
+AXES = ('data', 'fsdp', 'tensor')
+BATCH_AXES = ('data', 'fsdp')
+
+Rules = Sequence[tuple[str, P]]
+
+
+def make_mesh(config: Mapping[str, int],
+              devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """Builds the (data, fsdp, tensor) mesh over all devices.
+
+  Args:
+    config: a size per axis (`config.mesh`); -1, at most once, means the rest.
+    devices: what to build it from; all devices of the job by default.
+
+  Returns:
+    A mesh whose axes are all Auto, as linen modules need.
+
+  Raises:
+    ValueError: the sizes do not multiply to the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  if set(config) != set(AXES):
+    raise ValueError(f'config.mesh has fields {sorted(config)}; expected '
+                     f'{sorted(AXES)}.')
+  sizes = [config[axis] for axis in AXES]
+  given = ', '.join(f'{a}={s}' for a, s in zip(AXES, sizes))
+  if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
+    raise ValueError(f'config.mesh ({given}): sizes must be positive, with at '
+                     'most one -1 for the rest of the devices.')
+  fixed = math.prod(s for s in sizes if s != -1)
+  if -1 in sizes and len(devices) % fixed == 0:
+    sizes[sizes.index(-1)] = len(devices) // fixed
+  if math.prod(sizes) != len(devices):
+    raise ValueError(
+        f'config.mesh ({given}) does not fit {len(devices)} devices: '
+        + (f'{fixed} does not divide {len(devices)}.' if -1 in sizes else
+           f'its sizes multiply to {fixed}.'))
+  return jax.make_mesh(tuple(sizes), AXES, devices=devices,
+                       axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+  """A key path as text: `params/layers/query`."""
+  return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _fit(mesh: Mesh, spec: P, shape: tuple[int, ...], name: str) -> P:
+  """`spec`, with dimensions that the mesh does not divide replicated."""
+  if len(spec) > len(shape):
+    raise ValueError(f'The sharding rule for {name} has {len(spec)} '
+                     f'dimensions; the array has {len(shape)}.')
+  fitted = []
+  for size, axes in zip(shape, spec):
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    parts = math.prod(mesh.shape[axis] for axis in names)
+    fitted.append(axes if size % parts == 0 else None)
+  return P(*fitted)
+
+
+def param_shardings(mesh: Mesh, tree: Any, rules: Rules) -> Any:
+  """A sharding for every leaf of `tree`.
+
+  The first rule whose pattern is found (`re.search`) in a leaf's path wins.
+  Patterns should be anchored at their end only (`layers/query$`): the
+  optimizer's moments end in the same path and so get the same sharding.
+
+  Args:
+    mesh: from `make_mesh`.
+    tree: arrays or `jax.ShapeDtypeStruct`s.
+    rules: (pattern, PartitionSpec). A dimension that its axes do not divide
+      is replicated, and so is a leaf that no pattern matches.
+
+  Returns:
+    `tree` with a `NamedSharding` for each leaf.
+
+  Raises:
+    ValueError: a rule has more dimensions than the array it matches.
+  """
+  compiled = [(re.compile(pattern), spec) for pattern, spec in rules]
+
+  def leaf_sharding(path, leaf):
+    name = path_name(path)
+    for pattern, spec in compiled:
+      if pattern.search(name):
+        return NamedSharding(mesh, _fit(mesh, spec, np.shape(leaf), name))
+    return replicated(mesh)
+
+  return jax.tree.map_with_path(leaf_sharding, tree)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Every device holds the whole array."""
+  return NamedSharding(mesh, P())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Axis 0 (requests) is split over `data` and `fsdp`."""
+  return NamedSharding(mesh, P(BATCH_AXES))
+
+
+def shard_batch(mesh: Mesh,
+                batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+  """Turns this host's rows into global arrays.
+
+  Args:
+    mesh: from `make_mesh`.
+    batch: arrays [N / hosts, ...], the rows that this host loaded.
+
+  Returns:
+    Arrays [N, ...], split as `batch_sharding` says.
+
+  Raises:
+    ValueError: N is not a multiple of the data x fsdp devices.
+  """
+  sharding = batch_sharding(mesh)
+  parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+  def place(path, x):
+    rows = x.shape[0] * jax.process_count()
+    if rows % parts:
+      raise ValueError(
+          f'A batch of {rows} rows ({path_name(path)}) does not split over '
+          f'{parts} devices (mesh data x fsdp); make batch_size a multiple.')
+    return jax.make_array_from_process_local_data(sharding, x)
+
+  return jax.tree.map_with_path(place, dict(batch))

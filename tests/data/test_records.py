@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from dgr2_jax.data import interactions
+from dgr2_jax.data import parsing
+from dgr2_jax.data import prompts
+from dgr2_jax.data import records
+from tests.data import fabricated
+
+REQUESTS = [fabricated.request(seed, history=1 + seed % 6) for seed in range(9)]
+
+
+@pytest.fixture(scope='module')
+def template():
+  return fabricated.template(prompts.COMPACT)
+
+
+def test_bytes_round_trip(template):
+  for record in records.build(REQUESTS, template):
+    again = records.Record.from_bytes(record.to_bytes())
+    assert (again.example_id, again.dropped) == (
+        record.example_id, record.dropped)
+    for name in ('prompt', 'response', 'is_answer'):
+      one, two = getattr(record, name), getattr(again, name)
+      np.testing.assert_array_equal(one, two)
+      assert one.dtype == two.dtype
+
+
+def test_answer_orders(template):
+  parser = parsing.Parser(template.tokenizer, prompts.COMPACT, 10)
+  for record, request in zip(
+      records.build(REQUESTS, template), REQUESTS, strict=True):
+    order = parser.strict(record.response).order
+    assert request.candidates[order[0]] == request.target
+    assert list(order[1:]) == sorted(order[1:])
+  taught = fabricated.template(prompts.COMPACT, answer_order='teacher')
+  orders = np.stack([np.random.default_rng(i).permutation(10)
+                     for i in range(len(REQUESTS))])
+  for record, order in zip(
+      records.build(REQUESTS, taught, orders), orders, strict=True):
+    assert parser.strict(record.response).order == tuple(order)
+  with pytest.raises(ValueError, match='answer_order'):
+    list(records.build(REQUESTS, taught))
+
+
+def test_training_responses_must_fit():
+  template = fabricated.template(prompts.COMPACT, max_response=26)
+  with pytest.raises(ValueError, match='takes 27 tokens: prompt.max_response'):
+    list(records.build(REQUESTS, template))
+  test = [fabricated.request(0, split='test')]
+  assert len(list(records.build(test, template))) == 1
+
+
+def test_statistics(tmp_path):
+  # Room for the candidates and three history items of two tokens.
+  template = fabricated.template(prompts.COMPACT, max_prompt=59)
+  path = tmp_path / 'train.array_record'
+  written = list(records.build(REQUESTS, template))
+  statistics = records.write(path, written, 20, template.tokenizer.pad_id)
+  assert records.read_statistics(path) == statistics
+  assert statistics.num_records == 9
+  assert statistics.max_prompt == 59
+  assert statistics.num_dropped_history == sum(
+      min(len(r.history), 5) > 3 for r in REQUESTS)
+  assert statistics.num_over_response == 9
+  summary = statistics.summary(64, 32)
+  used = sum(len(r.prompt) + len(r.response) for r in written)
+  assert summary['padding_share'] == pytest.approx(1 - used / (9 * 96))
+  assert sorted(p.name for p in tmp_path.iterdir()) == [
+      'train.array_record', 'train.array_record.json']
+
+
+def test_failure_leaves_nothing(tmp_path, template):
+  def failing():
+    yield from records.build(REQUESTS[:2], template)
+    raise RuntimeError('broken')
+
+  with pytest.raises(RuntimeError):
+    records.write(tmp_path / 'a', failing(), 400, 0)
+  with pytest.raises(ValueError, match='no requests'):
+    records.write(tmp_path / 'a', [], 400, 0)
+  assert not list(tmp_path.iterdir())
+  with pytest.raises(interactions.DataError, match='a.json'):
+    records.read_statistics(tmp_path / 'a')
+  (tmp_path / 'a.json').write_text('{"num_records": 1}')
+  with pytest.raises(interactions.DataError, match='a.json'):
+    records.read_statistics(tmp_path / 'a')

@@ -1,0 +1,194 @@
+"""Tests of checkpoints: retention, damage of every kind, completeness."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dgr2_jax.training import checkpoints
+
+Best = checkpoints.Best
+
+
+def _value(step):
+  return {'w': jnp.full((64, 3), float(step)), 'n': jnp.int32(step)}
+
+
+def _abstract():
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype,
+                                                     sharding=device),
+                      _value(0))
+
+
+def _save(store, step, best):
+  store.save(step, {'opt': _value(10 * step)}, _value(step), best)
+
+
+def _latest(store):
+  restored = store.restore_latest({'opt': _abstract()}, _abstract())
+  if restored is None:
+    return None
+  step, state, params, best = restored
+  jax.tree.map(np.testing.assert_array_equal, params, _value(step))
+  jax.tree.map(np.testing.assert_array_equal, state['opt'], _value(10 * step))
+  return step, best
+
+
+def _steps(directory):
+  return sorted(int(p.name) for p in directory.iterdir() if p.is_dir())
+
+
+@pytest.fixture(name='directory')
+def _directory(tmp_path):
+  return tmp_path / 'checkpoints' / 'cft'
+
+
+@pytest.fixture(name='store')
+def _store(directory):
+  """Steps 2 and 4 name 2 as the best, step 6 itself."""
+  store = checkpoints.Checkpoints(directory, keep=3)
+  _save(store, 2, Best(2, 0.5))
+  _save(store, 4, Best(2, 0.5))
+  _save(store, 6, Best(6, 0.7))
+  return store
+
+
+def test_round_trip(store):
+  assert _latest(store) == (6, Best(6, 0.7))
+  best, params = store.restore_best(_abstract())
+  assert best == Best(6, 0.7)
+  jax.tree.map(np.testing.assert_array_equal, params, _value(6))
+
+
+def test_nothing_yet(directory):
+  store = checkpoints.Checkpoints(directory, keep=1)
+  assert _latest(store) is None
+  assert store.restore_best(_abstract()) is None
+  assert not store.is_complete()
+
+
+def test_before_the_first_validation(directory):
+  store = checkpoints.Checkpoints(directory, keep=1)
+  _save(store, 1, None)
+  assert _latest(store) == (1, None)
+  assert store.restore_best(_abstract()) is None
+
+
+def test_parameters_alone(directory):
+  store = checkpoints.Checkpoints(directory, keep=1)
+  store.save(0, {}, _value(0), Best(0, 0.))
+  store.mark_complete(0, Best(0, 0.))
+  assert store.is_complete()
+  best, params = store.restore_best(_abstract())
+  assert best == Best(0, 0.)
+  jax.tree.map(np.testing.assert_array_equal, params, _value(0))
+
+
+def test_keeps_the_latest_and_every_best_they_name(directory):
+  store = checkpoints.Checkpoints(directory, keep=2)
+  for step, best in [(1, 1), (2, 1), (3, 1), (4, 4), (5, 4), (6, 4)]:
+    _save(store, step, Best(best, best / 10))
+    assert set(_steps(directory)) >= {step, best}
+    if step == 4:  # 3 is kept, and could not be resumed without 1
+      assert _steps(directory) == [1, 3, 4]
+  assert _steps(directory) == [4, 5, 6]
+
+
+def _payload(path: pathlib.Path) -> pathlib.Path:
+  """The largest file of a checkpoint: array data."""
+  return max((p for p in path.rglob('*') if p.is_file()),
+             key=lambda p: p.stat().st_size)
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def _truncate(path):
+  path.write_bytes(path.read_bytes()[:-1])
+
+
+_DAMAGES = {
+    'flipped bit': (lambda d: _flip(_payload(d / '6')), 'was altered'),
+    'truncated': (lambda d: _truncate(_payload(d / '6')), 'bytes instead of'),
+    'file gone': (lambda d: _payload(d / '6').unlink(), 'is missing'),
+    'directory gone': (lambda d: shutil.rmtree(d / '6'), 'is missing'),
+    'never finished': (lambda d: (d / '6.json').unlink(), 'no manifest'),
+    'torn manifest': (lambda d: _truncate(d / '6.json'), None),
+    'manifest cut': (lambda d: (d / '6.json').write_text('{"step"'),
+                     'manifest is corrupt'),
+    'manifest of another kind': (lambda d: (d / '6.json').write_text('[]'),
+                                 'manifest is corrupt'),
+}
+
+
+@pytest.mark.parametrize('damage', _DAMAGES)
+def test_damage_falls_back_and_says_so(store, directory, damage, caplog):
+  act, reason = _DAMAGES[damage]
+  act(directory)
+  with caplog.at_level('WARNING', 'absl'):
+    got = _latest(store)
+  if reason is None:  # only the newline is missing
+    assert got[0] == 6
+    return
+  assert got == (4, Best(2, 0.5))
+  assert reason in caplog.text and 'falling back' in caplog.text
+  assert str(directory / '6') in caplog.text
+  _save(store, 6, Best(6, 0.7))  # the way is clear
+  assert _latest(store) == (6, Best(6, 0.7))
+
+
+def test_damaged_best_falls_back_to_before_it(store, directory, caplog):
+  _save(store, 8, Best(6, 0.7))
+  _flip(_payload(directory / '6'))
+  with caplog.at_level('WARNING', 'absl'):
+    assert _latest(store) == (4, Best(2, 0.5))
+  assert 'the best one, 6, is damaged' in caplog.text
+
+
+def test_all_damaged_starts_over(store, directory, caplog):
+  _flip(_payload(directory / '2'))
+  _flip(_payload(directory / '6'))
+  with caplog.at_level('WARNING', 'absl'):
+    assert _latest(store) is None
+  assert 'starts from its beginning' in caplog.text
+
+
+def test_debris_of_a_killed_save_is_removed(store, directory):
+  (directory / '8.orbax-checkpoint-tmp').mkdir()
+  (directory / '7').mkdir()
+  _save(store, 8, Best(6, 0.7))
+  assert _steps(directory) == [2, 4, 6, 8]
+
+
+def test_complete(store, directory, caplog):
+  assert not store.is_complete()
+  store.mark_complete(6, Best(6, 0.7))
+  assert store.is_complete()
+  marker = json.loads((directory / 'complete.json').read_text())
+  assert marker == {'step': 6, 'best': {'step': 6, 'value': 0.7}}
+  _truncate(_payload(directory / '6'))
+  with caplog.at_level('WARNING', 'absl'):
+    assert not store.is_complete()
+  assert 'was complete, but its checkpoints are damaged' in caplog.text
+  assert not (directory / 'complete.json').exists()
+  assert _latest(store)[0] == 4
+
+
+def test_corrupt_marker_is_not_complete(store, directory):
+  store.mark_complete(6, Best(6, 0.7))
+  (directory / 'complete.json').write_text('{')
+  assert not store.is_complete()
+  assert _latest(store)[0] == 6
+
+
+def test_keep_must_be_positive(directory):
+  with pytest.raises(ValueError, match='keep must be at least 1'):
+    checkpoints.Checkpoints(directory, keep=0)

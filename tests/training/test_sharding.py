@@ -1,0 +1,93 @@
+"""Tests of the mesh and of array placement; layouts run on eight devices."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from dgr2_jax.training import sharding
+
+_EIGHT = """
+import jax
+jax.config.update('jax_platforms', 'cpu')
+jax.config.update('jax_num_cpu_devices', 8)
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from dgr2_jax.training import sharding
+
+mesh = sharding.make_mesh(dict(data=-1, fsdp=2, tensor=2))
+assert dict(mesh.shape) == dict(data=2, fsdp=2, tensor=2), mesh
+assert all(t == jax.sharding.AxisType.Auto for t in mesh.axis_types)
+
+tree = {'layers': {'query': np.zeros((3, 8, 4)), 'query_norm': np.zeros(8)},
+        'odd': {'query': np.zeros((3, 7, 4))}, 'head': np.zeros((8, 16))}
+rules = ((r'query$', P(None, 'fsdp', 'tensor')),
+         (r'head$', P(('fsdp', 'tensor'))), (r'head', P('data')))
+specs = jax.tree.map(lambda s: s.spec,
+                     sharding.param_shardings(mesh, tree, rules))
+assert specs == {
+    'layers': {'query': P(None, 'fsdp', 'tensor'), 'query_norm': P()},
+    'odd': {'query': P(None, None, 'tensor')},   # 7 is not a multiple of 2
+    'head': P(('fsdp', 'tensor'))}, specs        # the first rule wins
+
+batch = sharding.shard_batch(mesh, {'x': np.arange(24).reshape(8, 3)})
+assert batch['x'].sharding.spec == P(('data', 'fsdp'))
+assert {s.data.shape for s in batch['x'].addressable_shards} == {(2, 3)}
+np.testing.assert_array_equal(batch['x'], np.arange(24).reshape(8, 3))
+try:
+  sharding.shard_batch(mesh, {'x': np.zeros((6, 3))})
+except ValueError as e:
+  assert 'A batch of 6 rows (x) does not split over 4 devices' in str(e), e
+else:
+  raise AssertionError('6 rows on 4 devices')
+try:
+  sharding.make_mesh(dict(data=-1, fsdp=3, tensor=1))
+except ValueError as e:
+  assert 'fsdp=3' in str(e) and '3 does not divide 8' in str(e), e
+else:
+  raise AssertionError('a mesh of 3 on 8 devices')
+"""
+
+
+def test_layouts_on_eight_devices():
+  subprocess.run([sys.executable, '-c', _EIGHT], check=True, timeout=120,
+                 cwd=pathlib.Path(__file__).parents[2])
+
+
+def test_one_device_is_a_mesh_of_one():
+  mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1),
+                            jax.devices()[:1])
+  assert dict(mesh.shape) == dict(data=1, fsdp=1, tensor=1)
+  batch = sharding.shard_batch(mesh, {'x': np.ones((3, 2), np.int32)})
+  assert batch['x'].dtype == np.int32
+
+
+@pytest.mark.parametrize('config, message', [
+    (dict(data=2, fsdp=1, tensor=1), 'data=2.*multiply to 2'),
+    (dict(data=-1, fsdp=2, tensor=1), '2 does not divide 1'),
+    (dict(data=-1, fsdp=-1, tensor=1), 'at most one -1'),
+    (dict(data=0, fsdp=1, tensor=1), 'must be positive'),
+    (dict(data=1, model=1), r"fields \['data', 'model'\]"),
+])
+def test_mesh_that_does_not_fit(config, message):
+  with pytest.raises(ValueError, match=message):
+    sharding.make_mesh(config, jax.devices()[:1])
+
+
+def test_rule_with_too_many_dimensions():
+  mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  with pytest.raises(ValueError, match='rule for a/bias has 2 dim.* has 1'):
+    sharding.param_shardings(mesh, {'a': {'bias': np.zeros(3)}},
+                             [('bias', P(None, 'fsdp'))])
+
+
+def test_moments_are_placed_like_their_parameters():
+  mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  state = ({'mu': {'layers': {'out': np.zeros((2, 4))}}}, np.int32(0))
+  specs = jax.tree.map(lambda s: s.spec, sharding.param_shardings(
+      mesh, state, [(r'layers/out$', P('fsdp'))]))
+  assert specs == ({'mu': {'layers': {'out': P('fsdp')}}}, P())
