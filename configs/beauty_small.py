@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
       source='directory',  # embedded | amazon_raw | tfds
       path='',  # --config.data.path=...
       name='beauty',
-      ties='file',  # or hash: order of same-day purchases, amazon_* only
+      ties='file',  # or hash: order of same-day purchases
       seed=0,
       min_count=5,  # k-core
       check_counts=True,  # amazon_*: compare with the published counts
@@ -45,18 +45,19 @@ def get_config() -> ml_collections.ConfigDict:
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
       item_fields=('category', 'brand'),  # sid, title
-      evidence=('score', 'bought_with_last', 'bought_with_recent',
-                'popularity', 'follows', 'similarity'),
+      evidence=('category', 'brand', 'follows', 'similarity',
+                'bought_with_history', 'bought_after_last'),
       max_history=6,
-      max_prompt=128,
+      max_prompt=132,
       max_response=48,
-      pad_multiple=16,
+      pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
-          facts=('category', 'brand', 'bought_with_recent'),
+          facts=('category', 'brand', 'bought_with_history'),
           combine_facts=True,
-          show_index=False))
+          show_index=False,
+          grades=True))
   c.tokenizer = dict(
       kind='bpe',  # huggingface: tokenizer.json in `path`
       path='',
@@ -81,7 +82,7 @@ def get_config() -> ml_collections.ConfigDict:
       unroll_layers=True,
       canvas_chunk=0)
   c.canvas = dict(
-      block_size=16,
+      block_size=12,
       clean_stream='token_causal',  # block_causal: the paper's
       alignment='shifted')  # same_position
 
@@ -105,7 +106,8 @@ def get_config() -> ml_collections.ConfigDict:
       full_block_prob=0.0,
       min_ratio=0.0,
       head_chunk=0)
-  c.ar_sft = dict(training, steps=500, learning_rate=3e-3)
+  c.ar_sft = dict(training, batch_size=32, steps=3000, learning_rate=2e-3,
+                  eval_every=500)
   c.cft = dict(training, steps=300, learning_rate=2e-3, ar_weight=0.5,
                eval_threshold=0.9)
 

@@ -23,7 +23,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       source='embedded',  # directory | amazon_raw | tfds
       path='',
       name='embedded',
-      ties='file',  # or hash: order of same-day purchases, amazon_* only
+      ties='file',  # or hash: order of same-day purchases
       seed=0,
       min_count=5,  # k-core
       check_counts=True,  # amazon_*: compare with the published counts
@@ -35,8 +35,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           path='',
           window=20,
           distance_decay=0.45,
-          backward=0.2,
-          recency_decay=1.4,
+          backward=1.0,
+          recency_decay=0.7,
           source_power=0.2,
           target_power=0.05,
           backoff=1e-4),
@@ -58,17 +58,19 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
       item_fields=('category', 'brand'),  # sid, title
-      evidence=('score', 'bought_with_last', 'popularity'),
+      evidence=('score', 'popularity', 'brand', 'follows',
+                'bought_with_last', 'bought_with_history'),
       max_history=6,
-      max_prompt=128,
+      max_prompt=132,
       max_response=48,
-      pad_multiple=16,
+      pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
-          facts=('brand', 'follows'),
+          facts=('brand', 'follows', 'bought_with_last'),
           combine_facts=True,
-          show_index=False))
+          show_index=False,
+          grades=True))
   c.tokenizer = dict(
       kind='bpe',  # huggingface: tokenizer.json in `path`
       path='',
@@ -93,7 +95,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       unroll_layers=True,
       canvas_chunk=0)
   c.canvas = dict(
-      block_size=16,
+      block_size=12,
       clean_stream='token_causal',  # block_causal: the paper's
       alignment='shifted')  # same_position
 
@@ -117,7 +119,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       full_block_prob=0.0,
       min_ratio=0.0,
       head_chunk=0)
-  c.ar_sft = dict(training, steps=500, learning_rate=3e-3)
+  c.ar_sft = dict(training, batch_size=32, steps=1000, learning_rate=2e-3,
+                  eval_every=200)
   c.cft = dict(training, steps=300, learning_rate=2e-3, ar_weight=0.5,
                eval_threshold=0.9)
 

@@ -59,7 +59,10 @@ EVIDENCE = {
     'bought_with_recent': 'bought with recent purchases',
     'popularity': 'popularity', 'category': 'category in history',
     'brand': 'brand in history', 'follows': 'follows the latest purchase',
-    'similarity': 'similar to recent purchases'}
+    'similarity': 'similar to recent purchases',
+    'bought_after_last': 'bought right after the latest purchase',
+    'bought_after_second_last': 'bought right after the purchase before it',
+    'bought_with_history': 'bought with the history'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,14 +204,15 @@ class Template:
         np.array(ids + between + candidates + after, np.int32), shown)
 
   def response(
-      self, request: requests.Request, order: np.ndarray, shown: int
-  ) -> Response:
+      self, request: requests.Request, order: np.ndarray, shown: int,
+      grades: np.ndarray | None = None) -> Response:
     """Writes the response that a model should give.
 
     Args:
       request: what is answered.
       order: int [C] candidate positions from zero, best first.
       shown: history items in the prompt; the trace speaks of no others.
+      grades: int [C], the teacher's, for `trace.grades`.
 
     Raises:
       ValueError: `order` isn't a permutation.
@@ -220,7 +224,8 @@ class Template:
           f'{self.num_candidates - 1}.')
     trace = traces.build(
         self._items, request.history[len(request.history) - shown:],
-        request.candidates, request.facts, order[0], self.config.trace.facts)
+        request.candidates, request.facts, order[0], self.config.trace.facts,
+        grades)
     reasoning, answer = (
         self._compact_response if self._compact else self._json_response)(
             trace, order)

@@ -21,6 +21,7 @@ import pathlib
 from array_record.python import array_record_module
 import numpy as np
 
+from dgr2_jax.data import boosted
 from dgr2_jax.data import interactions
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
@@ -106,29 +107,33 @@ class Statistics:
 def build(
     requests: Sequence[requests_lib.Request],
     template: prompts.Template,
-    teacher_orders: Sequence[np.ndarray] | None = None) -> Iterator[Record]:
+    teacher_scores: np.ndarray | None = None) -> Iterator[Record]:
   """Writes the prompts and responses of requests.
 
   Args:
     requests: the requests of a split; a record's id is its index here.
     template: writes them.
-    teacher_orders: R x int [C] candidate positions from zero, best first; for
-      answer_order 'teacher'.
+    teacher_scores: float [R, C], higher is better; for answer_order 'teacher'.
 
   Raises:
     ValueError: the answer order needs a teacher and none is given, or a
       training response is longer than `max_response`.
   """
   config = template.config
-  if config.answer_order == 'teacher' and teacher_orders is None:
-    raise ValueError("prompt.answer_order is 'teacher': expected its orders.")
+  teacher = config.answer_order == 'teacher'
+  if teacher and teacher_scores is None:
+    raise ValueError("prompt.answer_order is 'teacher': expected its scores.")
+  if teacher and len(requests):
+    orders = boosted.orders(teacher_scores)
+    grades = boosted.grades(teacher_scores)
   for index, request in enumerate(requests):
-    if config.answer_order == 'teacher':
-      order = teacher_orders[index]
+    if teacher:
+      order, grade = orders[index], grades[index]
     else:
       order = traces.target_first(request.candidates, request.target)
+      grade = None
     prompt = template.prompt(request)
-    response = template.response(request, order, prompt.shown)
+    response = template.response(request, order, prompt.shown, grade)
     if request.split == 'train' and len(response.ids) > config.max_response:
       raise ValueError(
           f'The training response of user {request.user} takes '

@@ -81,6 +81,11 @@ def fact(name: str, level: int) -> str:
   return f'<|{name}_{level}|>'
 
 
+def grade(level: int) -> str:
+  """The token of a candidate's grade."""
+  return f'<|grade_{level}|>'
+
+
 def joined_facts(names: Sequence[str], levels: Sequence[int]) -> str:
   """The token of several facts at their levels."""
   return '<|' + ' '.join(

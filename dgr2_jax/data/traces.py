@@ -14,7 +14,7 @@ dense form has a fixed length, so that every token has its place and a block
 decoder can write tokens side by side (C candidates, F facts):
 
     pattern and complement             match                            choice
-    [last] [frequent] [brand] [wanted] ([<|c1|>] [facts of 1]) ... C   [<|c3|>]
+    [last] [frequent] [brand] [wanted] ([<|c1|>] [facts] [grade]) ... C   [<|c3|>]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import json
 
 import numpy as np
 
+from dgr2_jax.data import boosted
 from dgr2_jax.data import facts
 from dgr2_jax.data import interactions
 from dgr2_jax.data import tokens
@@ -43,6 +44,9 @@ _PHRASES = {
     'brand': 'by a brand of the history',
     'follows': 'of a type that usually comes next',
     'similarity': 'described like recent purchases',
+    'bought_after_last': 'bought right after the latest purchase',
+    'bought_after_second_last': 'bought right after the purchase before it',
+    'bought_with_history': 'bought together with the history',
 }
 # Candidates that prose names for a fact, strongest first.
 _NAMED = 3
@@ -59,11 +63,14 @@ class TraceConfig:
     combine_facts: whether the dense form joins a candidate's facts into one
       token; shorter responses train and decode faster.
     show_index: whether the dense form names each candidate before its facts.
+    grades: whether a candidate's facts end with the teacher's grade: what the
+      facts amount to, before the answer sorts the candidates by it.
   """
   pattern: tuple[str, ...]
   facts: tuple[str, ...]
   combine_facts: bool
   show_index: bool
+  grades: bool
 
   def __post_init__(self):
     for field, allowed in (('pattern', PATTERN), ('facts', tuple(_PHRASES))):
@@ -78,7 +85,8 @@ class TraceConfig:
     """From `config.prompt.trace`."""
     return cls(
         pattern=tuple(config['pattern']), facts=tuple(config['facts']),
-        combine_facts=config['combine_facts'], show_index=config['show_index'])
+        combine_facts=config['combine_facts'],
+        show_index=config['show_index'], grades=config['grades'])
 
   def names(self) -> list[str]:
     """Fact tokens that the dense form needs.
@@ -86,9 +94,11 @@ class TraceConfig:
     Raises:
       ValueError: joined facts have too many levels.
     """
+    grades = [tokens.grade(level) for level in range(boosted.NUM_GRADES)
+              if self.grades]
     if self.combine_facts and self.facts:
-      return tokens.joined_fact_names(self.facts)
-    return tokens.fact_names(self.facts)
+      return tokens.joined_fact_names(self.facts) + grades
+    return tokens.fact_names(self.facts) + grades
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Trace:
     facts: names of the facts, F.
     matches: int [C, F] levels of the facts.
     choice: position of the first recommended candidate, from zero.
+    grades: int [C], the teacher's; None where there is no teacher.
   """
   last: int | None
   last_category: tuple[str, ...]
@@ -113,6 +124,7 @@ class Trace:
   facts: tuple[str, ...]
   matches: np.ndarray
   choice: int
+  grades: np.ndarray | None
 
 
 def _most_frequent(values: Sequence):
@@ -127,7 +139,8 @@ def build(
     candidates: np.ndarray,
     levels: np.ndarray,
     choice: int,
-    names: Sequence[str]) -> Trace:
+    names: Sequence[str],
+    grades: np.ndarray | None = None) -> Trace:
   """Computes a trace.
 
   Args:
@@ -137,6 +150,7 @@ def build(
     levels: int [C, len(facts.FACTS)], the candidates' facts.
     choice: position of the candidate to recommend first, from zero.
     names: the facts to go through.
+    grades: int [C], the teacher's grades.
   """
   bought = [items[i] for i in history]
   follows = np.asarray(levels)[:, facts.index('follows')]
@@ -150,7 +164,7 @@ def build(
       wanted_category=wanted,
       facts=tuple(names),
       matches=np.asarray(levels)[:, [facts.index(name) for name in names]],
-      choice=choice)
+      choice=choice, grades=grades)
 
 
 def dense(
@@ -162,7 +176,13 @@ def dense(
     trace: what to write.
     config: which parts of it.
     known: names of existing tokens, for attributes that lack one.
+
+  Raises:
+    ValueError: grades are wanted and the trace has none.
   """
+  if config.grades and trace.grades is None:
+    raise ValueError('prompt.trace.grades needs a teacher: '
+                     "prompt.answer_order='teacher'")
   pattern = {
       'last_category': tokens.category(trace.last_category, known),
       'frequent_category': tokens.category(trace.frequent_category, known),
@@ -176,6 +196,8 @@ def dense(
       names.append(tokens.joined_facts(trace.facts, levels))
     else:
       names.extend(map(tokens.fact, trace.facts, levels))
+    if config.grades:
+      names.append(tokens.grade(int(trace.grades[position])))
   names.append(tokens.candidate(trace.choice + 1))
   return [tokens.Special(name) for name in names]
 

@@ -78,7 +78,8 @@ def config(response_format, **prompt):
           'trace': {
               'pattern': traces.PATTERN,
               'facts': ('category', 'brand', 'bought_with_recent'),
-              'combine_facts': True, 'show_index': False, **trace},
+              'combine_facts': True, 'show_index': False, 'grades': False,
+              **trace},
           **prompt}})
 
 

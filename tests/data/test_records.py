@@ -34,11 +34,11 @@ def test_answer_orders(template):
     assert request.candidates[order[0]] == request.target
     assert list(order[1:]) == sorted(order[1:])
   taught = fabricated.template(prompts.COMPACT, answer_order='teacher')
-  orders = np.stack([np.random.default_rng(i).permutation(10)
-                     for i in range(len(REQUESTS))])
-  for record, order in zip(
-      records.build(REQUESTS, taught, orders), orders, strict=True):
-    assert parser.strict(record.response).order == tuple(order)
+  scores = np.random.default_rng(0).normal(size=(len(REQUESTS), 10))
+  for record, score in zip(
+      records.build(REQUESTS, taught, scores), scores, strict=True):
+    order = parser.strict(record.response).order
+    assert list(score[list(order)]) == sorted(score, reverse=True)
   with pytest.raises(ValueError, match='answer_order'):
     list(records.build(REQUESTS, taught))
 

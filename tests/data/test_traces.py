@@ -1,7 +1,9 @@
 import json
 
 import numpy as np
+import pytest
 
+from dgr2_jax.data import boosted
 from dgr2_jax.data import facts
 from dgr2_jax.data import interactions
 from dgr2_jax.data import tokens
@@ -71,20 +73,35 @@ def test_dense_form():
   known = {'<|category: Root > Shampoo|>', '<|brand: A|>'}
   config = traces.TraceConfig(
       ('wanted_category', 'last_category', 'brand'), ('brand', 'follows'),
-      combine_facts=False, show_index=True)
+      combine_facts=False, show_index=True, grades=False)
   names = [p.name for p in traces.dense(trace, config, known)]
   assert names == [
       tokens.OTHER_CATEGORY, '<|category: Root > Shampoo|>', '<|brand: A|>',
       '<|c1|>', '<|brand_1|>', '<|follows_0|>',
       '<|c2|>', '<|brand_0|>', '<|follows_5|>',
       '<|c3|>', '<|brand_3|>', '<|follows_2|>', '<|c2|>']
-  config = traces.TraceConfig((), ('brand', 'follows'), True, False)
+  config = traces.TraceConfig((), ('brand', 'follows'), True, False, False)
   names = [p.name for p in traces.dense(trace, config, known)]
   assert names == [
       '<|brand_1 follows_0|>', '<|brand_0 follows_5|>', '<|brand_3 follows_2|>',
       '<|c2|>']
   assert set(names[:3]) <= set(config.names())
   assert len(config.names()) == 24
+
+
+def test_dense_form_ends_a_candidate_with_its_grade():
+  levels = _levels(brand=[1, 0, 3])
+  scores = np.log([[.5, .02, .48]])
+  config = traces.TraceConfig((), ('brand',), True, False, True)
+  trace = traces.build(
+      ITEMS, np.array([0]), np.array([1, 2, 3]), levels, 0, ('brand',),
+      boosted.grades(scores)[0])
+  names = [p.name for p in traces.dense(trace, config, ())]
+  assert names == ['<|brand_1|>', '<|grade_7|>', '<|brand_0|>', '<|grade_1|>',
+                   '<|brand_3|>', '<|grade_7|>', '<|c1|>']
+  assert set(names[:6]) <= set(config.names())
+  with pytest.raises(ValueError, match='prompt.trace.grades'):
+    traces.dense(_build([0], levels), config, ())
 
 
 def test_target_first():

@@ -1,0 +1,210 @@
+"""The `prepare` stage: from interactions to records on disk.
+
+    dataset -> semantic ids -> candidates and facts -> boosted ranker -> tokens
+
+    DIR/data/items.jsonl           the catalogue, in the neutral format
+    DIR/data/semantic_ids.npy      int32 [I, levels]
+    DIR/data/requests.npz          requests of all splits
+    DIR/data/scores.npz            the boosted ranker's scores of all splits
+    DIR/data/tokenizer/            text.json, special_tokens.json
+    DIR/data/<split>.array_record  prompts and responses
+    DIR/data/summary.json          facts for the report; written last: without
+                                   it nothing counts as prepared
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+from absl import logging
+import ml_collections
+import numpy as np
+
+from dgr2_jax.data import boosted
+from dgr2_jax.data import directory as directory_lib
+from dgr2_jax.data import embedded
+from dgr2_jax.data import interactions
+from dgr2_jax.data import pipeline
+from dgr2_jax.data import prompts
+from dgr2_jax.data import records
+from dgr2_jax.data import requests as requests_lib
+from dgr2_jax.data import tokenizer as tokenizer_lib
+from dgr2_jax.data import vocabulary
+from dgr2_jax.evaluation import metrics
+from dgr2_jax.semantic_ids import residual_kmeans
+from dgr2_jax.training import workdir as workdir_lib
+
+SPLITS = requests_lib.SPLITS
+
+
+def prepare(config: ml_collections.ConfigDict,
+            directory: pathlib.Path) -> None:
+  """Builds everything under `directory`, unless it is complete.
+
+  Raises:
+    interactions.DataError: bad data.
+    ValueError: a bad field of the config.
+  """
+  if (directory / 'summary.json').exists():
+    return
+  directory.mkdir(parents=True, exist_ok=True)
+  # What can be wrong in the config should show before minutes of work.
+  prompt_config = prompts.PromptConfig.from_config(config.prompt)
+  dataset = interactions.load_dataset(config.data)
+  tokenizer = vocabulary.build(config, dataset.items)
+  tokenizer.save(directory / 'tokenizer')
+  _write_items(directory / 'items.jsonl', dataset.items)
+  logging.info('Semantic ids of %d items.', len(dataset.items))
+  semantic_ids = residual_kmeans.fit_semantic_ids(
+      residual_kmeans.text_embeddings(dataset.items, config.semantic_ids),
+      config.semantic_ids)
+  with open(directory / 'semantic_ids.npy', 'wb') as f:
+    np.save(f, semantic_ids)
+  sets = requests_lib.build_requests(dataset, config.data)
+  requests_lib.save(sets, directory / 'requests.npz')
+  logging.info('The boosted ranker, and %d more for the training orders.',
+               config.boosted.folds)
+  ranker = boosted.fit(sets.train, config.boosted)
+  scores = {
+      'train': boosted.cross_fitted_scores(sets.train, config.boosted),
+      'validation': ranker.scores(sets.validation),
+      'test': ranker.scores(sets.test)}
+  with open(directory / 'scores.npz', 'wb') as f:
+    np.savez(f, **scores)
+  template = prompts.Template(
+      prompt_config, tokenizer, dataset.items, semantic_ids,
+      config.data.num_candidates)
+  statistics = {}
+  for split in SPLITS:
+    statistics[split] = records.write(
+        directory / f'{split}.array_record',
+        records.build(getattr(sets, split), template, scores[split]),
+        config.prompt.max_response, tokenizer.pad_id)
+  summary = _summary(config, dataset, sets, statistics, tokenizer)
+  workdir_lib.write_text(directory / 'summary.json',
+                         json.dumps(summary, indent=1) + '\n')
+
+
+def _write_items(path: pathlib.Path,
+                 items: Iterable[interactions.Item]) -> None:
+  workdir_lib.write_text(path, ''.join(
+      json.dumps({k: v for k, v in dataclasses.asdict(item).items()
+                  if v not in ('', None)}, ensure_ascii=False) + '\n'
+      for item in items))
+
+
+def _lengths(config: ml_collections.ConfigDict,
+             statistics: Iterable[records.Statistics]) -> tuple[int, int]:
+  """P and L of all batches: the longest of any split, rounded up."""
+  multiple = config.prompt.pad_multiple
+  return (
+      pipeline.padded_length([s.max_prompt for s in statistics], multiple),
+      pipeline.padded_length([s.max_response for s in statistics], multiple))
+
+
+def _summary(config, dataset, sets, statistics, tokenizer) -> dict[str, Any]:
+  """The report's facts about the data."""
+  test, train = sets.summaries['test'], statistics['train']
+  padded = train.summary(*_lengths(config, list(statistics.values())))
+  summary = {
+      'name': dataset.name,
+      'users': len(dataset.users),
+      'items': len(dataset.items),
+      'interactions': dataset.num_interactions,
+      'requests': {split: len(getattr(sets, split)) for split in SPLITS},
+      'evaluated_users': test.evaluated,
+      'hit_rate': test.hit_rate,
+      'retriever': test.unconditional,
+      'floors': {split: s.floor for split, s in sets.summaries.items()},
+      'padding_share': padded['padding_share'],
+      'dropped_history_share': padded['dropped_history_share'],
+      'mean_prompt_tokens': padded['mean_prompt'],
+      'mean_response_tokens': padded['mean_response'],
+      'vocabulary': tokenizer.vocab_size,
+      'ties': config.data.ties,
+      'answer_order': config.prompt.answer_order,
+      'paper_reference': dataset.name == 'beauty',
+  }
+  if config.data.source == 'embedded':
+    summary['oracle'] = _oracle(config, dataset, sets.test)
+  return summary
+
+
+def _oracle(config, dataset, requests) -> dict[str, float]:
+  """The best possible ranking of the test requests' candidates."""
+  requests = [r for r in requests if r.target in r.candidates]
+  probabilities = embedded.oracle_probabilities(
+      config.data.embedded, dataset, [r.history for r in requests])
+  candidates = np.stack([r.candidates for r in requests])
+  orders = np.argsort(
+      -np.take_along_axis(probabilities, candidates, 1), 1, kind='stable')
+  return metrics.means(metrics.rank_of_target(
+      orders, requests_lib.target_positions(requests)))
+
+
+class Prepared:
+  """What `prepare` left, read when asked for.
+
+  Attributes:
+    summary: facts for the report.
+    tokenizer: of prompts and responses.
+    prompt_length: P of all batches.
+    response_length: L of all batches.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict,
+               directory: pathlib.Path):
+    self._directory = directory
+    self.summary = json.loads((directory / 'summary.json').read_text())
+    self.tokenizer = tokenizer_lib.load(directory / 'tokenizer')
+    self.prompt_length, self.response_length = _lengths(
+        config, [records.read_statistics(self.record_file(split))
+                 for split in SPLITS])
+
+  def record_file(self, split: str) -> pathlib.Path:
+    return self._directory / f'{split}.array_record'
+
+  @functools.cached_property
+  def _sets(self) -> requests_lib.RequestSets:
+    return requests_lib.load(self._directory / 'requests.npz')
+
+  @functools.cached_property
+  def items(self) -> tuple[interactions.Item, ...]:
+    """The catalogue, by item index."""
+    return tuple(directory_lib.read_items(
+        self._directory / 'items.jsonl').values())
+
+  def requests(self, split: str) -> tuple[requests_lib.Request, ...]:
+    return getattr(self._sets, split)
+
+  def target_positions(self, split: str) -> np.ndarray:
+    """int64 [n] of a split's requests; -1 where the retriever missed."""
+    return requests_lib.target_positions(self.requests(split))
+
+  def boosted_orders(self, split: str) -> np.ndarray:
+    """int64 [n, C], best first."""
+    with np.load(self._directory / 'scores.npz') as scores:
+      return boosted.orders(scores[split])
+
+  def describe(self, items: Iterable[int]) -> list[dict[str, Any]]:
+    """Items for people to read."""
+    return [{'title': item.title, 'categories': list(item.categories),
+             'brand': item.brand} for item in (self.items[i] for i in items)]
+
+
+def load(config: ml_collections.ConfigDict,
+         directory: pathlib.Path) -> Prepared:
+  """Opens a prepared directory.
+
+  Raises:
+    ValueError: it is not complete.
+  """
+  if not (directory / 'summary.json').exists():
+    raise ValueError(f'{directory} is not prepared; run --stage=prepare '
+                     'first, or all stages without --stage')
+  return Prepared(config, directory)

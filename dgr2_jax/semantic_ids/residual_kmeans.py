@@ -1,0 +1,152 @@
+"""Semantic ids by residual k-means over text embeddings.
+
+    TF-IDF of title, brand, categories -> truncated SVD -> unit rows e [E]
+    r_0 = e;  code_l = nearest centroid c to r_l;  r_(l+1) = r_l - c
+
+so similar items share the first codes (TIGER, arXiv 2305.05065, with k-means
+for its RQ-VAE). Items that end up with the same codes are then told apart, the
+later ones by the nearest codes that are still free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import collections
+
+from ml_collections import config_dict
+import numpy as np
+from sklearn import cluster
+from sklearn import decomposition
+import threadpoolctl
+
+from dgr2_jax.data import interactions
+from dgr2_jax.data import item_text
+
+
+def text_embeddings(
+    items: Sequence[interactions.Item], config: config_dict.ConfigDict
+) -> np.ndarray:
+  """Embeds what the catalogue says about its items.
+
+  Args:
+    items: the catalogue, I items.
+    config: the section `semantic_ids`: `svd_dim`, `seed`.
+
+  Returns:
+    float32 [I, E], unit rows (zero for an item without text); E is `svd_dim`,
+    or less where the catalogue has fewer items or words.
+
+  Raises:
+    DataError: no item has any text.
+  """
+  vectors = item_text.tfidf(items)
+  size = min(config.svd_dim, *vectors.shape)
+  # One thread: sums in a fixed order, the same embedding every time.
+  with threadpoolctl.threadpool_limits(1):
+    embeddings = decomposition.TruncatedSVD(
+        size, random_state=config.seed).fit_transform(vectors)
+  norm = np.linalg.norm(embeddings, axis=1, keepdims=True)
+  return (embeddings / np.maximum(norm, 1e-12)).astype(np.float32)
+
+
+def fit_semantic_ids(
+    embeddings: np.ndarray, config: config_dict.ConfigDict
+) -> np.ndarray:
+  """Gives every item an id of its own.
+
+  Args:
+    embeddings: float [I, E].
+    config: the section `semantic_ids`: `levels`, `codes`, `seed`.
+
+  Returns:
+    int32 [I, levels] in [0, codes), rows unique.
+
+  Raises:
+    ValueError: `levels` or `codes` is below one, or codes^levels ids do not
+      suffice for the catalogue.
+  """
+  levels, codes = config.levels, config.codes
+  if levels < 1 or codes < 1:
+    raise ValueError(
+        f'config.semantic_ids has levels={levels}, codes={codes}: expected at '
+        'least one')
+  if codes ** levels < len(embeddings):
+    raise ValueError(
+        f'config.semantic_ids: {codes}^{levels} ids do not suffice for '
+        f'{len(embeddings)} items; raise levels or codes')
+  residual = np.asarray(embeddings, np.float64)
+  centroids, ids = [], []
+  for level in range(levels):
+    table, code = _cluster(residual, codes, config.seed + level)
+    residual = residual - table[code]
+    centroids.append(table)
+    ids.append(code)
+  ids = np.stack(ids, axis=1)  # [I, levels]
+  # Where items share an id, the one nearest to its centroids keeps it.
+  distance = (residual ** 2).sum(axis=1)
+  return _make_unique(embeddings, ids, centroids, codes, distance)
+
+
+def _cluster(
+    residual: np.ndarray, codes: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Clusters rows: centroids [k, E] with k <= codes, and codes int [I]."""
+  # Rows that differ by rounding only are one row to k-means.
+  distinct = len(np.unique(residual.round(6), axis=0))
+  size = min(codes, distinct)
+  with threadpoolctl.threadpool_limits(1):
+    fitted = cluster.MiniBatchKMeans(
+        size, batch_size=2048, n_init=3, max_iter=50, random_state=seed
+    ).fit(residual)
+  return fitted.cluster_centers_, fitted.labels_
+
+
+def _make_unique(
+    embeddings: np.ndarray,
+    ids: np.ndarray,
+    centroids: list[np.ndarray],
+    codes: int,
+    distance: np.ndarray,
+) -> np.ndarray:
+  """Moves items off shared ids, to the nearest free code of the last level.
+
+  Where a prefix has no free code, the code before it moves to the next nearest
+  one, and so on upwards.
+  """
+  levels = ids.shape[1]
+  result = ids.astype(np.int32)
+  used = collections.Counter()  # Items below every prefix, full ids included.
+
+  def place(path: tuple[int, ...]) -> None:
+    for length in range(1, levels + 1):
+      used[path[:length]] += 1
+
+  def nearest_free(prefix, residual):
+    """Depth first, nearest codes first, past full subtrees."""
+    level = len(prefix)
+    if level == levels:
+      return prefix
+    table = centroids[level]
+    order = np.argsort(
+        ((residual - table) ** 2).sum(axis=1), kind='stable').tolist()
+    # Codes that clustering left without a centroid come last.
+    for code in order + list(range(len(table), codes)):
+      path = prefix + (code,)
+      if used[path] < codes ** (levels - level - 1):
+        return nearest_free(
+            path, residual - (table[code] if code < len(table) else 0.0))
+    raise AssertionError('no free id: capacity was checked before')
+
+  waiting = []
+  for item in np.lexsort((np.arange(len(ids)), distance)).tolist():
+    path = tuple(ids[item].tolist())
+    if used[path]:
+      waiting.append(item)
+    else:
+      place(path)
+  for item in waiting:
+    path = nearest_free((), embeddings[item].astype(np.float64))
+    # The own prefix first: it is the greedy path as long as it has room.
+    result[item] = path
+    place(path)
+  return result

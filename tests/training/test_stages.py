@@ -1,0 +1,140 @@
+"""The whole recipe on tiny data: it completes, and survives being killed."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = ROOT / 'configs' / 'quickstart.py'
+STAGES = ('ar_sft', 'convert', 'cft')
+SPEED = ('tokens_per_second', 'speedup')
+
+
+def command(workdir, *flags):
+  return [sys.executable, '-m', 'dgr2_jax.main', f'--config={CONFIG}:smoke',
+          f'--workdir={workdir}', *flags]
+
+
+def run(workdir, *flags):
+  return subprocess.run(command(workdir, *flags), cwd=ROOT, text=True,
+                        capture_output=True, check=False)
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A working directory in which the recipe ran undisturbed."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  result = run(workdir)
+  assert result.returncode == 0, result.stderr[-3000:]
+  return workdir, result.stdout
+
+
+def metrics(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [{k: v for k, v in json.loads(line).items() if k != 'timing'}
+          for line in lines]
+
+
+def report(workdir):
+  """report.json without what a clock measured."""
+  content = json.loads((workdir / 'report.json').read_text())
+  for section in ('timing', 'environment', 'command'):
+    del content[section]
+  for point in content['frontier']:
+    for name in SPEED:
+      del point[name]
+  return content
+
+
+def checkpoint(workdir, stage):
+  directory = workdir / 'checkpoints' / stage
+  step = json.loads((directory / 'complete.json').read_text())['step']
+  return ocp.load_checkpointables(directory / str(step))
+
+
+def test_report_has_the_rows_and_the_frontier(finished):
+  workdir, stdout = finished
+  content = json.loads((workdir / 'report.json').read_text())
+  assert [row['name'] for row in content['rows']] == [
+      'pre_rank', 'gbdt', 'ar', 'ar_constrained', 'naive', 'cft']
+  assert [(p['mode'], p['threshold']) for p in content['frontier']] == [
+      ('ar', None), ('threshold', 1.0), ('threshold', .9), ('threshold', .6),
+      ('threshold', .4)]
+  floor, ar = content['rows'][0], content['rows'][2]
+  assert ar['tokens_per_forward'] == 1.
+  assert floor['recall@1'] == pytest.approx(
+      content['dataset']['floors']['test']['recall@1'])
+  assert content['dataset']['oracle']['recall@1'] > floor['recall@1']
+  assert len(content['examples']) == 5
+  for name in ('report.html', 'report.md', 'config.json'):
+    assert (workdir / name).stat().st_size > 500
+  assert 'pre_rank' in stdout and 'TPF' in stdout
+
+
+def test_same_command_again_changes_nothing(finished):
+  workdir, _ = finished
+  before = metrics(workdir), report(workdir)
+  result = run(workdir)
+  assert result.returncode == 0, result.stderr[-3000:]
+  assert (metrics(workdir), report(workdir)) == before
+
+
+def test_killed_at_random_steps_ends_with_the_same_bits(finished, tmp_path):
+  want, _ = finished
+  workdir = tmp_path / 'run'
+  rng = random.Random(os.getpid())
+  delays = []
+  for sign in ('data', 'checkpoints/ar_sft/2', 'checkpoints/cft/2',
+               'checkpoints/cft/complete.json'):
+    process = subprocess.Popen(
+        command(workdir), cwd=ROOT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL)
+    while not (workdir / sign).exists() and process.poll() is None:
+      time.sleep(.02)
+    delays.append(rng.uniform(0, 1.5))
+    time.sleep(delays[-1])
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+  result = run(workdir)
+  assert result.returncode == 0, result.stderr[-3000:]
+  assert metrics(workdir) == metrics(want), delays
+  assert report(workdir) == report(want), delays
+  for stage in STAGES:
+    got, expected = (jax.tree.leaves(checkpoint(w, stage))
+                     for w in (workdir, want))
+    assert len(got) == len(expected) > 0
+    for a, b in zip(got, expected):
+      np.testing.assert_array_equal(a, b, err_msg=f'{stage} {delays}')
+
+
+def test_stages_run_alone_and_name_what_they_need(tmp_path):
+  result = run(tmp_path / 'run', '--stage=cft')
+  assert result.returncode == 1
+  assert '--stage=prepare' in result.stderr
+  assert run(tmp_path / 'run', '--stage=prepare').returncode == 0
+  result = run(tmp_path / 'run', '--stage=cft')
+  assert result.returncode == 1
+  assert '--stage=convert' in result.stderr
+  assert 'Traceback' not in result.stderr
+
+
+def test_bad_fields_are_named(tmp_path):
+  for flag, message in (
+      ('--config.canvas.block_size=5', 'canvas.block_size=5'),
+      ('--config.model.num_heads=3', 'model.num_heads=3'),
+      ('--config.cft.learning_rat=1', 'learning_rate')):
+    # --stage=cft needs prepare; a wrong field must not get that far.
+    result = run(tmp_path / 'run', flag)
+    assert result.returncode == 1
+    assert message in result.stderr, result.stderr[-2000:]
+    assert 'Traceback' not in result.stderr
