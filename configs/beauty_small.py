@@ -45,8 +45,10 @@ def get_config() -> ml_collections.ConfigDict:
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
       item_fields=('category', 'brand'),  # sid, title
-      evidence=('category', 'brand', 'follows', 'similarity',
-                'bought_with_history', 'bought_after_last'),
+      evidence=('category+brand+follows', 'score+popularity',
+                'bought_with_last+bought_with_recent',
+                'bought_with_history+similarity',
+                'bought_after_last+bought_after_second_last'),
       max_history=6,
       max_prompt=132,
       max_response=48,
@@ -108,7 +110,8 @@ def get_config() -> ml_collections.ConfigDict:
       head_chunk=0)
   c.ar_sft = dict(training, batch_size=32, steps=3000, learning_rate=2e-3,
                   eval_every=500)
-  c.cft = dict(training, steps=300, learning_rate=2e-3, ar_weight=0.5,
+  c.cft = dict(training, batch_size=32, steps=1500, learning_rate=2e-3,
+               eval_every=250, ar_weight=0.5,
                eval_threshold=0.9)
 
   c.evaluate = dict(

@@ -58,8 +58,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
       item_fields=('category', 'brand'),  # sid, title
-      evidence=('score', 'popularity', 'brand', 'follows',
-                'bought_with_last', 'bought_with_history'),
+      evidence=('category+brand+follows', 'score+popularity',
+                'bought_with_last+bought_with_history',
+                'bought_after_last+bought_with_recent'),
       max_history=6,
       max_prompt=132,
       max_response=48,
@@ -67,7 +68,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       answer_order='teacher',  # target: GR2's target-first order
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
-          facts=('brand', 'follows', 'bought_with_last'),
+          facts=('brand', 'follows'),
           combine_facts=True,
           show_index=False,
           grades=True))
@@ -121,7 +122,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       head_chunk=0)
   c.ar_sft = dict(training, batch_size=32, steps=1000, learning_rate=2e-3,
                   eval_every=200)
-  c.cft = dict(training, steps=300, learning_rate=2e-3, ar_weight=0.5,
+  c.cft = dict(training, batch_size=32, steps=500, learning_rate=2e-3,
+               eval_every=125, ar_weight=0.5,
                eval_threshold=0.9)
 
   c.evaluate = dict(

@@ -74,7 +74,8 @@ class PromptConfig:
     item_fields: what an item shows, of `ITEM_FIELDS`, in this order. Category
       and brand are text in the json form (the category as its whole path) and
       one token each in the compact form.
-    evidence: names of the facts that a candidate shows.
+    evidence: names of the facts that a candidate shows; in the compact form
+      'a+b' joins two (or more) into one token, for shorter prompts.
     max_history: history items to show, the latest ones.
     max_prompt: tokens; over-long prompts drop their oldest history items.
     max_response: tokens through EOS.
@@ -99,10 +100,10 @@ class PromptConfig:
         raise ValueError(
             f'prompt.{field} is {getattr(self, field)!r}: expected one of '
             f'{allowed}.')
-    for field, allowed in (
-        ('item_fields', ITEM_FIELDS),
-        ('evidence', tuple(fact.name for fact in facts.FACTS))):
-      values = getattr(self, field)
+    shown = [name for group in self.evidence for name in group.split('+')]
+    for field, values, allowed in (
+        ('item_fields', self.item_fields, ITEM_FIELDS),
+        ('evidence', shown, tuple(fact.name for fact in facts.FACTS))):
       if not set(values) <= set(allowed) or len(set(values)) < len(values):
         raise ValueError(
             f'prompt.{field} is {values}: expected different names of '
@@ -316,11 +317,13 @@ class Template:
       self, position: int, item: int, levels: np.ndarray) -> list[int]:
     """Ids of a candidate: its index, the item and its evidence."""
     levels = {name: int(levels[facts.index(name)])
-              for name in self.config.evidence}
+              for group in self.config.evidence for name in group.split('+')}
     if self._compact:
       index = tokens.Special(tokens.candidate(position + 1))
-      evidence = tuple(tokens.Special(tokens.fact(name, level))
-                       for name, level in levels.items())
+      groups = [group.split('+') for group in self.config.evidence]
+      evidence = tuple(
+          tokens.Special(tokens.joined_facts(g, [levels[name] for name in g]))
+          for g in groups)
     else:
       index = tokens.Text(f'Candidate {position + 1}: ')
       evidence = tuple(

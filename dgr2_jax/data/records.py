@@ -124,8 +124,11 @@ def build(
   if teacher and teacher_scores is None:
     raise ValueError("prompt.answer_order is 'teacher': expected its scores.")
   if teacher and len(requests):
-    orders = boosted.orders(teacher_scores)
     grades = boosted.grades(teacher_scores)
+    # Equal grades keep the retriever's order: the answer follows from a trace
+    # that writes them down.
+    orders = boosted.orders(
+        grades if config.trace.grades else teacher_scores)
   for index, request in enumerate(requests):
     if teacher:
       order, grade = orders[index], grades[index]

@@ -150,9 +150,9 @@ def joined_fact_names(names: Sequence[str]) -> list[str]:
   levels = [facts.FACTS[facts.index(name)].levels for name in names]
   if math.prod(levels) > MAX_JOINED:
     raise ValueError(
-        f'prompt.trace.combine_facts joins {"x".join(map(str, levels))} = '
-        f'{math.prod(levels)} levels of {tuple(names)}: expected at most '
-        f'{MAX_JOINED}; name fewer facts in prompt.trace.facts.')
+        f'prompt.trace.combine_facts or prompt.evidence joins {tuple(names)}: '
+        f'{"x".join(map(str, levels))} = {math.prod(levels)} levels, expected '
+        f'at most {MAX_JOINED}; join fewer facts.')
   return [joined_facts(names, combination)
           for combination in itertools.product(*map(range, levels))]
 

@@ -49,7 +49,9 @@ def special_names(
   if not compact or 'sid' in config.item_fields:
     names += tokens.semantic_id_names(levels, codes)
   if compact:
-    names += tokens.fact_names(config.evidence) + config.trace.names()
+    for group in config.evidence:
+      names += tokens.joined_fact_names(group.split('+'))
+    names += config.trace.names()
     names += tokens.attribute_names(items, num_brands)
   return list(dict.fromkeys(names))
 
