@@ -59,7 +59,8 @@ def get_config() -> ml_collections.ConfigDict:
           facts=('category', 'brand', 'bought_with_history'),
           combine_facts=True,
           show_index=False,
-          grades=True))
+          grades=True,
+          places=True))
   c.tokenizer = dict(
       kind='bpe',  # huggingface: tokenizer.json in `path`
       path='',

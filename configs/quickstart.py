@@ -53,7 +53,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           zipf=0.5,
           noise=0.03))
   c.semantic_ids = dict(levels=3, codes=16, svd_dim=32, seed=0)
-  c.boosted = dict(seed=0, folds=5)
+  c.boosted = dict(seed=0, folds=3)
 
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
@@ -71,7 +71,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           facts=('brand', 'follows'),
           combine_facts=True,
           show_index=False,
-          grades=True))
+          grades=True,
+          places=True))
   c.tokenizer = dict(
       kind='bpe',  # huggingface: tokenizer.json in `path`
       path='',
@@ -120,8 +121,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       full_block_prob=0.0,
       min_ratio=0.0,
       head_chunk=0)
-  c.ar_sft = dict(training, batch_size=32, steps=1000, learning_rate=2e-3,
-                  eval_every=200)
+  c.ar_sft = dict(training, batch_size=32, steps=700, learning_rate=2e-3,
+                  eval_every=175)
   c.cft = dict(training, batch_size=32, steps=500, learning_rate=2e-3,
                eval_every=125, ar_weight=0.5,
                eval_threshold=0.9)

@@ -225,7 +225,7 @@ class Template:
           f'{self.num_candidates - 1}.')
     trace = traces.build(
         self._items, request.history[len(request.history) - shown:],
-        request.candidates, request.facts, order[0], self.config.trace.facts,
+        request.candidates, request.facts, order, self.config.trace.facts,
         grades)
     reasoning, answer = (
         self._compact_response if self._compact else self._json_response)(

@@ -86,6 +86,11 @@ def grade(level: int) -> str:
   return f'<|grade_{level}|>'
 
 
+def place(index: int) -> str:
+  """The token of a place in the answer, counted from one."""
+  return f'<|place_{index}|>'
+
+
 def joined_facts(names: Sequence[str], levels: Sequence[int]) -> str:
   """The token of several facts at their levels."""
   return '<|' + ' '.join(
