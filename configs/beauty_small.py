@@ -14,7 +14,7 @@ import ml_collections
 def get_config() -> ml_collections.ConfigDict:
   """The experiment."""
   c = ml_collections.ConfigDict()
-  c.seed = 0
+  c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
   c.mesh = dict(data=-1, fsdp=1, tensor=1)
 
@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
       path='',  # --config.data.path=...
       name='beauty',
       ties='file',  # or hash: order of same-day purchases
-      seed=0,
+      seed=c.get_ref('seed'),
       min_count=5,  # k-core
       check_counts=True,  # amazon_*: compare with the published counts
       keep_misses=False,  # evaluate users whose target was not retrieved, too
@@ -39,8 +39,18 @@ def get_config() -> ml_collections.ConfigDict:
           source_power=0.2,
           target_power=0.05,
           backoff=1e-4))
-  c.semantic_ids = dict(levels=4, codes=256, svd_dim=128, seed=0)
-  c.boosted = dict(seed=0, folds=5)
+  c.semantic_ids = dict(levels=4, codes=256, svd_dim=128,
+                        seed=c.get_ref('seed'))
+  c.boosted = dict(
+      seed=c.get_ref('seed'),
+      folds=5,  # for the orders of training requests
+      iterations=150,
+      learning_rate=0.1,
+      leaves=8,
+      min_samples_leaf=100,
+      request_share=0.5,
+      fact_share=0.5,
+      user_power=0.5)
 
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
@@ -51,7 +61,7 @@ def get_config() -> ml_collections.ConfigDict:
                 'bought_after_last+bought_after_second_last'),
       max_history=6,
       max_prompt=132,
-      max_response=48,
+      max_response=36,
       pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
       trace=dict(
@@ -59,8 +69,7 @@ def get_config() -> ml_collections.ConfigDict:
           facts=('category', 'brand', 'bought_with_history'),
           combine_facts=True,
           show_index=False,
-          grades=True,
-          places=True))
+          grades=True))
   c.tokenizer = dict(
       kind='bpe',  # huggingface: tokenizer.json in `path`
       path='',
@@ -109,9 +118,9 @@ def get_config() -> ml_collections.ConfigDict:
       full_block_prob=0.0,
       min_ratio=0.0,
       head_chunk=0)
-  c.ar_sft = dict(training, batch_size=32, steps=3000, learning_rate=2e-3,
+  c.ar_sft = dict(training, batch_size=32, steps=2000, learning_rate=2e-3,
                   eval_every=500)
-  c.cft = dict(training, batch_size=32, steps=1500, learning_rate=2e-3,
+  c.cft = dict(training, batch_size=32, steps=1200, learning_rate=2e-3,
                eval_every=250, ar_weight=0.5,
                eval_threshold=0.9)
 

@@ -15,7 +15,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     raise ValueError(f'configs/quickstart.py:{variant}: expected smoke or '
                      'nothing after the colon')
   c = ml_collections.ConfigDict()
-  c.seed = 0
+  c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
   c.mesh = dict(data=-1, fsdp=1, tensor=1)
 
@@ -24,7 +24,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       path='',
       name='embedded',
       ties='file',  # or hash: order of same-day purchases
-      seed=0,
+      seed=c.get_ref('seed'),
       min_count=5,  # k-core
       check_counts=True,  # amazon_*: compare with the published counts
       keep_misses=False,  # evaluate users whose target was not retrieved, too
@@ -41,7 +41,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           target_power=0.05,
           backoff=1e-4),
       embedded=dict(
-          seed=0,
+          seed=c.get_ref('seed'),
           num_users=3000,
           num_items=300,
           num_brands=16,
@@ -52,8 +52,18 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           loyalty=50.0,
           zipf=0.5,
           noise=0.03))
-  c.semantic_ids = dict(levels=3, codes=16, svd_dim=32, seed=0)
-  c.boosted = dict(seed=0, folds=3)
+  c.semantic_ids = dict(levels=3, codes=16, svd_dim=32,
+                        seed=c.get_ref('seed'))
+  c.boosted = dict(
+      seed=c.get_ref('seed'),
+      folds=3,  # for the orders of training requests
+      iterations=150,
+      learning_rate=0.1,
+      leaves=8,
+      min_samples_leaf=100,
+      request_share=0.5,
+      fact_share=0.5,
+      user_power=0.5)
 
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
@@ -61,9 +71,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       evidence=('category+brand+follows', 'score+popularity',
                 'bought_with_last+bought_with_history',
                 'bought_after_last+bought_with_recent'),
-      max_history=6,
+      max_history=5,
       max_prompt=132,
-      max_response=48,
+      max_response=36,
       pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
       trace=dict(
@@ -71,8 +81,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           facts=('brand', 'follows'),
           combine_facts=True,
           show_index=False,
-          grades=True,
-          places=True))
+          grades=True))
   c.tokenizer = dict(
       kind='bpe',  # huggingface: tokenizer.json in `path`
       path='',
@@ -84,7 +93,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       num_layers=3,
       width=96,
       num_heads=4,
-      num_kv_heads=2,
+      num_kv_heads=4,
       head_dim=24,
       mlp_dim=256,
       rope_theta=1e4,
@@ -121,10 +130,10 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       full_block_prob=0.0,
       min_ratio=0.0,
       head_chunk=0)
-  c.ar_sft = dict(training, batch_size=32, steps=700, learning_rate=2e-3,
-                  eval_every=175)
-  c.cft = dict(training, batch_size=32, steps=500, learning_rate=2e-3,
-               eval_every=125, ar_weight=0.5,
+  c.ar_sft = dict(training, batch_size=16, steps=1600, learning_rate=2e-3,
+                  eval_every=400)
+  c.cft = dict(training, batch_size=16, steps=1400, learning_rate=2e-3,
+               eval_every=350, ar_weight=0.5,
                eval_threshold=0.9)
 
   c.evaluate = dict(

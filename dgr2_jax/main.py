@@ -70,7 +70,7 @@ def _unknown_field(argv: Sequence[str]) -> str | None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """Parses the command line, explaining a mistyped config field."""
   try:
-    args = app.parse_flags_with_usage(list(argv))
+    args = flags.FLAGS(list(argv))
     if len(args) > 1:
       raise UsageError(f'Unexpected argument {args[1]!r}; values are given as '
                        '--flag=value.')
@@ -80,13 +80,21 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     _CONFIG.value.items()  # a config file that could not be read raises here
     return args
   except (UsageError, OSError, ImportError, flags.Error) as e:
-    _fail(' '.join(str(e).split()), e)
+    _fail(_one_line(str(e)), e)
   except Exception as e:
     # ml_collections raises several types for fields that are not there.
     message = _unknown_field(argv)
     if message is None:
       raise
     _fail(message, e)
+
+
+def _one_line(message: str) -> str:
+  """A message on one line; a traceback in it shrinks to what was raised."""
+  what, traceback, rest = message.partition('Traceback')
+  if traceback:  # ml_collections', of a config file that raises
+    message = f'{what} {rest.strip().splitlines()[-1]}'
+  return ' '.join(message.split())
 
 
 def _fail(message: str, error: BaseException, code: int = 1) -> None:
@@ -104,6 +112,7 @@ def main(argv: Sequence[str]) -> None:
   from dgr2_jax.training import logging as metrics_logging
   from dgr2_jax.training import loop
   from dgr2_jax.training import stages
+  from dgr2_jax.training import validation
   from dgr2_jax.training import workdir
 
   if not flags.FLAGS['verbosity'].present:
@@ -113,6 +122,7 @@ def main(argv: Sequence[str]) -> None:
     if _STAGE.value is not None and _STAGE.value not in stages.STAGES:
       raise UsageError(f'--stage={_STAGE.value}: unknown; the stages are '
                        f'{", ".join(stages.STAGES)}.')
+    validation.check(_CONFIG.value)
     with workdir.open_workdir(_WORKDIR.value, _CONFIG.value) as directory:
       stages.run(_CONFIG.value, directory, _STAGE.value)
   except loop.Interrupted as e:

@@ -16,6 +16,7 @@ import sys, types
 from dgr2_jax import training
 
 def run(config, workdir, stage):
+  (workdir / 'checkpoints').mkdir(exist_ok=True)
   from dgr2_jax.data import interactions
   from dgr2_jax.training import loop
   print('run', workdir, stage, config.data.path, config.ar_sft.steps)
@@ -83,6 +84,14 @@ def test_mistyped_command(tmp_path, arg, message):
   assert not (tmp_path / 'run').exists()
 
 
+def test_bad_value_is_told_before_anything_is_written(tmp_path):
+  done = _main(tmp_path, '--config.cft.steps=0')
+  assert done.returncode == 1
+  assert done.stderr == ('error: config.cft.steps is 0: expected a whole '
+                         'number of at least 1. (--debug shows where)\n')
+  assert not (tmp_path / 'run').exists()
+
+
 def test_missing_config(tmp_path):
   done = _main(tmp_path, config='no.py')
   assert done.returncode == 1
@@ -90,6 +99,16 @@ def test_missing_config(tmp_path):
   assert 'Traceback' not in done.stderr
   done = _main(tmp_path, config=None)
   assert done.returncode == 1 and '--config is required' in done.stderr
+
+
+def test_config_file_that_raises(tmp_path):
+  (tmp_path / 'bad.py').write_text(
+      "def get_config():\n  raise ValueError('no such variant')")
+  done = _main(tmp_path, config='bad.py')
+  assert done.returncode == 1
+  assert 'bad.py' in done.stderr
+  assert done.stderr.endswith('ValueError: no such variant\n')
+  assert len(done.stderr.splitlines()) == 1
 
 
 def test_unknown_stage_lists_the_stages(tmp_path):

@@ -21,7 +21,6 @@ import dataclasses
 import gzip
 import html
 import json
-import math
 import pathlib
 import re
 import zlib
@@ -29,6 +28,7 @@ import zlib
 from absl import logging
 import numpy as np
 
+from dgr2_jax.data import directory
 from dgr2_jax.data import interactions
 
 _LOG_EVERY = 100_000  # lines
@@ -181,15 +181,16 @@ def _item(
     where: str) -> interactions.Item:
   """Converts one metadata record."""
   def text(value: object) -> str:
-    return ' '.join(html.unescape(str(value or '')).split())
+    text = ' '.join(html.unescape(str(value or '')).split())
+    # A literal can spell half a surrogate pair, which UTF-8 cannot.
+    return text.encode('utf-8', 'replace').decode()
 
   categories = fields.get('categories') or [[category]]
   if not (isinstance(categories, list) and isinstance(categories[0], list)):
     raise interactions.DataError(
         f"{where}: field 'categories' must be a list of lists.")
   price = fields.get('price')
-  if price is not None and not (
-      isinstance(price, (int, float)) and math.isfinite(price)):
+  if price is not None and not directory.is_number(price):
     raise interactions.DataError(f"{where}: field 'price' must be a number.")
   return interactions.Item(
       item_id=asin,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dgr2_jax.data import directory
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
 
@@ -48,21 +49,15 @@ def read(
   user_index = {user: i for i, user in enumerate(dataset.users)}
   item_index = {item.item_id: i for i, item in enumerate(dataset.items)}
   found = {}
-  try:
-    with path.open(encoding='utf-8') as f:
-      for number, line in enumerate(f, 1):
-        if not line.strip():
-          continue
-        try:
-          split, user, position, chosen = _parse(
-              line, dataset, user_index, item_index, num_candidates)
-          if (split, user, position) in found:
-            raise ValueError('a second list for the same user and position')
-        except ValueError as e:
-          raise interactions.DataError(f'{path}:{number}: {e}') from e
-        found[split, user, position] = chosen
-  except (OSError, UnicodeDecodeError) as e:
-    raise interactions.DataError(f'{path}: cannot be read: {e}') from e
+  for number, line in directory.lines(path):
+    try:
+      split, user, position, chosen = _parse(
+          line, dataset, user_index, item_index, num_candidates)
+      if (split, user, position) in found:
+        raise ValueError('a second list for the same user and position')
+    except ValueError as e:
+      raise interactions.DataError(f'{path}:{number}: {e}') from e
+    found[split, user, position] = chosen
   if not found:
     raise interactions.DataError(f'{path}: no candidate lists')
   result = {}
@@ -88,13 +83,15 @@ def _parse(line, dataset, user_index, item_index, num_candidates):
   """One line as (split, user, position, item indices)."""
   try:
     record = json.loads(line)
-  except json.JSONDecodeError as e:
+  except (ValueError, RecursionError) as e:
     raise ValueError(f'not JSON: {e}') from e
   if not isinstance(record, dict):
     raise ValueError('expected a JSON object')
   user_id = _field(record, 'user_id', str)
   if user_id not in user_index:
-    raise ValueError(f'unknown user {user_id!r}')
+    raise ValueError(
+        f'unknown user {user_id!r}: not in the data, or data.min_count dropped '
+        'it')
   user = user_index[user_id]
   sequence = dataset.sequences[user]
 
@@ -123,7 +120,9 @@ def _parse(line, dataset, user_index, item_index, num_candidates):
   chosen = []
   for item_id in ids:
     if not isinstance(item_id, str) or item_id not in item_index:
-      raise ValueError(f'unknown item {item_id!r}')
+      raise ValueError(
+          f'unknown item {item_id!r}: not in the data, or data.min_count '
+          'dropped it')
     chosen.append(item_index[item_id])
   if len(set(chosen)) < len(chosen):
     twice = next(i for i in ids if ids.count(i) > 1)

@@ -102,19 +102,38 @@ def parse_item(fields: object, where: str) -> interactions.Item:
   item_id, title = fields.get('item_id'), fields.get('title')
   categories, price = fields.get('categories'), fields.get('price')
   brand = fields.get('brand')
-  check(isinstance(item_id, str) and item_id.strip() != '', 'item_id',
+  check(is_text(item_id) and item_id.strip() != '', 'item_id',
         'a non-empty string')
-  check(isinstance(title, str), 'title', 'a string')
+  check(is_text(title), 'title', 'a string that UTF-8 can hold')
   check(isinstance(categories, list) and len(categories) > 0
-        and all(isinstance(c, str) for c in categories), 'categories',
-        'a non-empty list of strings, broad to narrow')
-  check(brand is None or isinstance(brand, str), 'brand', 'a string or null')
-  check(price is None or (
-      isinstance(price, (int, float)) and not isinstance(price, bool)
-      and math.isfinite(price)), 'price', 'a finite number or null')
+        and all(map(is_text, categories)), 'categories',
+        'a non-empty list of strings (UTF-8), broad to narrow')
+  check(brand is None or is_text(brand), 'brand',
+        'a string that UTF-8 can hold, or null')
+  check(price is None or is_number(price), 'price', 'a finite number or null')
   return interactions.Item(
       item_id=item_id, title=title, categories=tuple(categories),
       brand=brand or '', price=None if price is None else float(price))
+
+
+def is_text(value: object) -> bool:
+  """Whether a JSON value is a string that UTF-8 can hold.
+
+  JSON can spell half a surrogate pair, which nothing can be written with.
+  """
+  try:
+    return isinstance(value, str) and value.encode() is not None
+  except UnicodeEncodeError:
+    return False
+
+
+def is_number(value: object) -> bool:
+  """Whether a JSON value is a number that a float can hold."""
+  try:
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)
+            and math.isfinite(value))
+  except OverflowError:
+    return False
 
 
 def read_sequences(

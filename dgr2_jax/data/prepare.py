@@ -8,8 +8,10 @@
     DIR/data/scores.npz            the boosted ranker's scores of all splits
     DIR/data/tokenizer/            text.json, special_tokens.json
     DIR/data/<split>.array_record  prompts and responses
-    DIR/data/summary.json          facts for the report; written last: without
-                                   it nothing counts as prepared
+    DIR/data/summary.json          facts for the report, and sizes and checksums
+                                   of the files above
+
+They are made in DIR/data.partial, which is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from collections.abc import Iterable
 import dataclasses
 import functools
 import json
+import os
 import pathlib
+import shutil
 from typing import Any
 
 from absl import logging
@@ -44,15 +48,27 @@ SPLITS = requests_lib.SPLITS
 
 def prepare(config: ml_collections.ConfigDict,
             directory: pathlib.Path) -> None:
-  """Builds everything under `directory`, unless it is complete.
+  """Builds everything in `directory`, or leaves nothing.
 
   Raises:
-    interactions.DataError: bad data.
+    interactions.DataError: bad data, or a damaged `directory`.
     ValueError: a bad field of the config.
   """
-  if (directory / 'summary.json').exists():
+  if directory.exists():
+    _read_summary(directory)
     return
-  directory.mkdir(parents=True, exist_ok=True)
+  partial = directory.with_name(directory.name + '.partial')
+  shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+  partial.mkdir(parents=True)
+  try:
+    _build(config, partial)
+    os.rename(partial, directory)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _build(config: ml_collections.ConfigDict,
+           directory: pathlib.Path) -> None:
   # What can be wrong in the config should show before minutes of work.
   prompt_config = prompts.PromptConfig.from_config(config.prompt)
   dataset = interactions.load_dataset(config.data)
@@ -84,33 +100,58 @@ def prepare(config: ml_collections.ConfigDict,
     statistics[split] = records.write(
         directory / f'{split}.array_record',
         records.build(getattr(sets, split), template, scores[split]),
-        config.prompt.max_response, tokenizer.pad_id)
+        tokenizer.pad_id)
   summary = _summary(config, dataset, sets, statistics, tokenizer)
+  summary['files'] = dict(workdir_lib.checksums(directory))
   workdir_lib.write_text(directory / 'summary.json',
                          json.dumps(summary, indent=1) + '\n')
+
+
+def _read_summary(directory: pathlib.Path) -> dict[str, Any]:
+  """Reads the summary and checks every file that it lists.
+
+  Raises:
+    interactions.DataError: a file is missing, damaged or altered.
+  """
+  path = directory / 'summary.json'
+  again = f'delete {directory} and run the same command again to make it anew.'
+  try:
+    summary = json.loads(path.read_text(encoding='utf-8'))
+    listed = {k: tuple(v) for k, v in summary.pop('files').items()}
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    raise interactions.DataError(f'{path}: damaged ({e!r}); {again}') from e
+  found = dict(workdir_lib.checksums(directory))
+  for name, entry in listed.items():
+    if found.get(name) != entry:
+      fault = 'missing' if name not in found else (
+          f'{found[name][0]} bytes instead of {entry[0]}'
+          if found[name][0] != entry[0] else 'altered')
+      raise interactions.DataError(f'{directory / name}: {fault}; {again}')
+  return summary
 
 
 def _write_items(path: pathlib.Path,
                  items: Iterable[interactions.Item]) -> None:
   workdir_lib.write_text(path, ''.join(
       json.dumps({k: v for k, v in dataclasses.asdict(item).items()
-                  if v not in ('', None)}, ensure_ascii=False) + '\n'
+                  if k not in ('brand', 'price') or v not in ('', None)},
+                 ensure_ascii=False) + '\n'
       for item in items))
 
 
 def _lengths(config: ml_collections.ConfigDict,
              statistics: Iterable[records.Statistics]) -> tuple[int, int]:
-  """P and L of all batches: the longest of any split, rounded up."""
+  """P, the longest prompt of any split, and L, `max_response`, rounded up."""
   multiple = config.prompt.pad_multiple
   return (
       pipeline.padded_length([s.max_prompt for s in statistics], multiple),
-      pipeline.padded_length([s.max_response for s in statistics], multiple))
+      pipeline.padded_length([config.prompt.max_response], multiple))
 
 
 def _summary(config, dataset, sets, statistics, tokenizer) -> dict[str, Any]:
   """The report's facts about the data."""
   test, train = sets.summaries['test'], statistics['train']
-  padded = train.summary(*_lengths(config, list(statistics.values())))
+  prompt_length, response_length = _lengths(config, statistics.values())
   summary = {
       'name': dataset.name,
       'users': len(dataset.users),
@@ -121,10 +162,11 @@ def _summary(config, dataset, sets, statistics, tokenizer) -> dict[str, Any]:
       'hit_rate': test.hit_rate,
       'retriever': test.unconditional,
       'floors': {split: s.floor for split, s in sets.summaries.items()},
-      'padding_share': padded['padding_share'],
-      'dropped_history_share': padded['dropped_history_share'],
-      'mean_prompt_tokens': padded['mean_prompt'],
-      'mean_response_tokens': padded['mean_response'],
+      'padding_share': train.padding_share(prompt_length, response_length),
+      'dropped_history_share': {
+          split: s.dropped_history_share for split, s in statistics.items()},
+      'mean_prompt_tokens': train.prompt_tokens / train.num_records,
+      'mean_response_tokens': train.response_tokens / train.num_records,
       'vocabulary': tokenizer.vocab_size,
       'ties': config.data.ties,
       'answer_order': config.prompt.answer_order,
@@ -160,7 +202,7 @@ class Prepared:
   def __init__(self, config: ml_collections.ConfigDict,
                directory: pathlib.Path):
     self._directory = directory
-    self.summary = json.loads((directory / 'summary.json').read_text())
+    self.summary = _read_summary(directory)
     self.tokenizer = tokenizer_lib.load(directory / 'tokenizer')
     self.prompt_length, self.response_length = _lengths(
         config, [records.read_statistics(self.record_file(split))
@@ -204,7 +246,7 @@ def load(config: ml_collections.ConfigDict,
   Raises:
     ValueError: it is not complete.
   """
-  if not (directory / 'summary.json').exists():
+  if not directory.exists():
     raise ValueError(f'{directory} is not prepared; run --stage=prepare '
                      'first, or all stages without --stage')
   return Prepared(config, directory)

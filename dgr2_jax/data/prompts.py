@@ -225,8 +225,8 @@ class Template:
           f'{self.num_candidates - 1}.')
     trace = traces.build(
         self._items, request.history[len(request.history) - shown:],
-        request.candidates, request.facts, order, self.config.trace.facts,
-        grades)
+        request.candidates, request.facts, order[0], self.config.trace.facts,
+        grades if self.config.trace.grades else None)
     reasoning, answer = (
         self._compact_response if self._compact else self._json_response)(
             trace, order)

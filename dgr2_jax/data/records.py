@@ -76,7 +76,6 @@ class Statistics:
     max_prompt: longest prompt, tokens.
     max_response: longest response, tokens.
     num_dropped_history: prompts that lost history items to `max_prompt`.
-    num_over_response: responses longer than the configured limit.
     pad_id: the token that prompts are padded with.
   """
   num_records: int
@@ -85,23 +84,17 @@ class Statistics:
   max_prompt: int
   max_response: int
   num_dropped_history: int
-  num_over_response: int
   pad_id: int
 
-  def summary(self, prompt_length: int, response_length: int) -> dict:
-    """Means and shares for a report, batches being padded to the lengths."""
+  @property
+  def dropped_history_share(self) -> float:
+    """Share of the prompts that lost history items."""
+    return self.num_dropped_history / self.num_records
+
+  def padding_share(self, prompt_length: int, response_length: int) -> float:
+    """Share of padding in batches of P and L tokens."""
     used = self.prompt_tokens + self.response_tokens
-    padded = self.num_records * (prompt_length + response_length)
-    return {
-        'num_records': self.num_records,
-        'mean_prompt': self.prompt_tokens / self.num_records,
-        'mean_response': self.response_tokens / self.num_records,
-        'max_prompt': self.max_prompt,
-        'max_response': self.max_response,
-        'padding_share': 1 - used / padded,
-        'dropped_history_share': self.num_dropped_history / self.num_records,
-        'over_response_share': self.num_over_response / self.num_records,
-    }
+    return 1 - used / (self.num_records * (prompt_length + response_length))
 
 
 def build(
@@ -143,22 +136,21 @@ def build(
           f'{len(response.ids)} tokens: prompt.max_response is '
           f'{config.max_response}; raise it or shorten the trace.')
     yield Record(
-        example_id=index, prompt=prompt.ids, response=response.ids,
-        is_answer=response.is_answer,
+        example_id=index, prompt=prompt.ids,
+        response=response.ids[:config.max_response],
+        is_answer=response.is_answer[:config.max_response],
         dropped=min(len(request.history), config.max_history) - prompt.shown)
 
 
 def write(
     path: str | os.PathLike,
     records: Iterable[Record],
-    max_response: int,
     pad_id: int) -> Statistics:
   """Writes records and their statistics, or nothing.
 
   Args:
     path: of the new file; its directory exists.
     records: what to write, in order.
-    max_response: tokens; longer responses are counted.
     pad_id: what prompts are padded with.
 
   Raises:
@@ -185,7 +177,6 @@ def write(
         num_records=len(prompts_), prompt_tokens=sum(prompts_),
         response_tokens=sum(responses), max_prompt=max(prompts_),
         max_response=max(responses), num_dropped_history=sum(dropped),
-        num_over_response=sum(l > max_response for l in responses),
         pad_id=pad_id)
     # The records last: where they are, the statistics are too.
     statistics_path = _statistics_path(path)

@@ -142,8 +142,8 @@ def build_requests(
 
   Raises:
     DataError: a user has fewer than three purchases, so that some target has
-      an empty history; a bad candidates file; or no training request holds its
-      target.
+      an empty history; a bad candidates file; or no request of a split holds
+      its target.
     ValueError: unknown `retriever.kind`.
   """
   for user, sequence in zip(dataset.users, dataset.sequences):
@@ -189,10 +189,11 @@ def build_requests(
     hit = match.any(axis=1)
     summaries[split] = _summary(evaluated, match[hit].argmax(axis=1))
     keep = np.flatnonzero(hit | keep_misses)
-    if split == 'train' and not len(keep):
+    if not hit.any():
       raise interactions.DataError(
-          f'none of {evaluated} training requests has its target among the '
-          f'{config.num_candidates} candidates')
+          f'none of {evaluated} {split} requests has its target among the '
+          f'{config.num_candidates} candidates (data.num_candidates): expected '
+          'more users, longer sequences or a better retriever')
     if split == 'train' and 0 < config.max_train_requests < len(keep):
       rng = np.random.default_rng(config.seed)
       keep = np.sort(rng.choice(keep, config.max_train_requests, False))

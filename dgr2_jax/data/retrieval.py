@@ -205,7 +205,8 @@ def retrieve(
   if len(positions) and positions.max() + num_candidates > h.num_items:
     raise interactions.DataError(
         f'a history of {positions.max()} items leaves fewer than '
-        f'{num_candidates} candidates in a catalogue of {h.num_items} items')
+        f'{num_candidates} candidates (data.num_candidates) in a catalogue of '
+        f'{h.num_items} items')
   targets = h.items[h.start[users] + positions]
   parts = list(_retrieve_chunks(
       retriever, users, positions, targets, num_candidates, hits_only))

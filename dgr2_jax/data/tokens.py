@@ -16,21 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 import collections
+import dataclasses
 import itertools
 import math
 import string
-from typing import NamedTuple
 
 from dgr2_jax.data import facts
 from dgr2_jax.data import interactions
 
 
-class Text(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Text:
   """A piece of plain text."""
   text: str
 
 
-class Special(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Special:
   """A piece that is one special token."""
   name: str
 
@@ -84,11 +86,6 @@ def fact(name: str, level: int) -> str:
 def grade(level: int) -> str:
   """The token of a candidate's grade."""
   return f'<|grade_{level}|>'
-
-
-def place(index: int) -> str:
-  """The token of a place in the answer, counted from one."""
-  return f'<|place_{index}|>'
 
 
 def joined_facts(names: Sequence[str], levels: Sequence[int]) -> str:

@@ -15,10 +15,6 @@ decoder can write tokens side by side (C candidates, F facts):
 
     pattern and complement             match                            choice
     [last] [frequent] [brand] [wanted] ([<|c1|>] [facts] [grade]) ... C   [<|c3|>]
-
-With places, the match ends with the place of every candidate, ([place]) ... C:
-each can be counted off the grades alone and the answer is looked up in them,
-so neither needs to be written from left to right.
 """
 
 from __future__ import annotations
@@ -67,17 +63,14 @@ class TraceConfig:
     combine_facts: whether the dense form joins a candidate's facts into one
       token; shorter responses train and decode faster.
     show_index: whether the dense form names each candidate before its facts.
-    grades: whether a candidate's facts end with the teacher's grade: what the
-      facts amount to, before the answer sorts the candidates by it.
-    places: whether the dense form ends with every candidate's place in the
-      answer, in candidate order.
+    grades: whether the match gives every candidate's grade, the teacher's: what
+      the facts amount to, before the answer sorts the candidates by it.
   """
   pattern: tuple[str, ...]
   facts: tuple[str, ...]
   combine_facts: bool
   show_index: bool
   grades: bool
-  places: bool
 
   def __post_init__(self):
     for field, allowed in (('pattern', PATTERN), ('facts', tuple(_PHRASES))):
@@ -93,22 +86,19 @@ class TraceConfig:
     return cls(
         pattern=tuple(config['pattern']), facts=tuple(config['facts']),
         combine_facts=config['combine_facts'],
-        show_index=config['show_index'], grades=config['grades'],
-        places=config['places'])
+        show_index=config['show_index'], grades=config['grades'])
 
-  def names(self, num_candidates: int) -> list[str]:
-    """Fact, grade and place tokens that the dense form needs.
+  def names(self) -> list[str]:
+    """Fact tokens that the dense form needs.
 
     Raises:
       ValueError: joined facts have too many levels.
     """
     grades = [tokens.grade(level) for level in range(boosted.NUM_GRADES)
               if self.grades]
-    places = [tokens.place(place + 1) for place in range(num_candidates)
-              if self.places]
     if self.combine_facts and self.facts:
-      return tokens.joined_fact_names(self.facts) + grades + places
-    return tokens.fact_names(self.facts) + grades + places
+      return tokens.joined_fact_names(self.facts) + grades
+    return tokens.fact_names(self.facts) + grades
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +113,7 @@ class Trace:
     wanted_category: the candidates' category that follows the history best.
     facts: names of the facts, F.
     matches: int [C, F] levels of the facts.
-    order: int [C], candidate positions from zero, best first.
+    choice: position of the first recommended candidate, from zero.
     grades: int [C], the teacher's; None where there is no teacher.
   """
   last: int | None
@@ -133,7 +123,7 @@ class Trace:
   wanted_category: tuple[str, ...]
   facts: tuple[str, ...]
   matches: np.ndarray
-  order: np.ndarray
+  choice: int
   grades: np.ndarray | None
 
 
@@ -148,7 +138,7 @@ def build(
     history: np.ndarray,
     candidates: np.ndarray,
     levels: np.ndarray,
-    order: Sequence[int],
+    choice: int,
     names: Sequence[str],
     grades: np.ndarray | None = None) -> Trace:
   """Computes a trace.
@@ -158,7 +148,7 @@ def build(
     history: int [h] item indices that the prompt shows, oldest first.
     candidates: int [C] item indices.
     levels: int [C, len(facts.FACTS)], the candidates' facts.
-    order: int [C], candidate positions from zero, best first.
+    choice: position of the candidate to recommend first, from zero.
     names: the facts to go through.
     grades: int [C], the teacher's grades.
   """
@@ -174,7 +164,7 @@ def build(
       wanted_category=wanted,
       facts=tuple(names),
       matches=np.asarray(levels)[:, [facts.index(name) for name in names]],
-      order=np.asarray(order), grades=grades)
+      choice=choice, grades=grades)
 
 
 def dense(
@@ -208,10 +198,7 @@ def dense(
       names.extend(map(tokens.fact, trace.facts, levels))
     if config.grades:
       names.append(tokens.grade(int(trace.grades[position])))
-  if config.places:
-    names.extend(tokens.place(place + 1)
-                 for place in np.argsort(trace.order).tolist())
-  names.append(tokens.candidate(trace.order[0] + 1))
+  names.append(tokens.candidate(trace.choice + 1))
   return [tokens.Special(name) for name in names]
 
 
@@ -251,8 +238,12 @@ def prose(
     if named:
       matches.append(f'{_PHRASES[name]}: {", ".join(named)}')
   pieces.append(tokens.Text(
-      f'Match: {"; ".join(matches) or "no candidate stands out"}. Candidate '
-      f'{trace.order[0] + 1} fits best.'))
+      f'Match: {"; ".join(matches) or "no candidate stands out"}. '))
+  if trace.grades is not None:
+    pieces.append(tokens.Text(
+        f'Grades, 0 to {boosted.NUM_GRADES - 1}: '
+        f'{", ".join(str(int(grade)) for grade in trace.grades)}. '))
+  pieces.append(tokens.Text(f'Candidate {trace.choice + 1} fits best.'))
   return pieces
 
 

@@ -51,7 +51,7 @@ def special_names(
   if compact:
     for group in config.evidence:
       names += tokens.joined_fact_names(group.split('+'))
-    names += config.trace.names(num_candidates)
+    names += config.trace.names()
     names += tokens.attribute_names(items, num_brands)
   return list(dict.fromkeys(names))
 
@@ -79,7 +79,7 @@ def texts(
     levels = np.repeat(order[:, None] % 2, len(facts.FACTS), axis=1)
     trace = traces.build(
         items, np.array([index]), np.full(num_candidates, index), levels,
-        order, config.trace.facts)
+        int(order[0]), config.trace.facts)
     yield ''.join(
         piece.text for piece in traces.prose(trace, lambda item: [])
         if isinstance(piece, tokens.Text))

@@ -121,22 +121,6 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
     canvas: block size and rules.
     config: the rest.
   """
-  cache, last = canvas_lib.prefill(
-      model, params, prompt, prompt_length, config.num_rollouts,
-      config.max_response)
-  return generate(model, params, cache, last, example_id, key, threshold,
-                  vocabulary=vocabulary, canvas=canvas, config=config)
-
-
-@functools.partial(
-    jax.jit, static_argnames=('model', 'vocabulary', 'canvas', 'config'))
-def generate(model: transformer.Transformer, params: Any,
-             cache: canvas_lib.Cache, last: jax.Array, example_id: jax.Array,
-             key: jax.Array, threshold: jax.Array, *,
-             vocabulary: vocabulary_lib.Vocabulary,
-             canvas: canvas_lib.CanvasConfig,
-             config: DecodeConfig) -> Rollout:
-  """`decode` after the prefill that gave `cache` and `last` [N, D]."""
   if config.max_response % canvas.block_size:
     raise ValueError(
         f'max_response={config.max_response} is not a multiple of '
@@ -145,6 +129,8 @@ def generate(model: transformer.Transformer, params: Any,
     raise ValueError('masking used candidates is for autoregressive decoding '
                      f'(block_size 1), got block_size={canvas.block_size}')
   n, g, length = example_id.shape[0], config.num_rollouts, config.max_response
+  cache, last = canvas_lib.prefill(
+      model, params, prompt, prompt_length, g, length)
   row_keys = jax.vmap(
       lambda i: jax.random.split(jax.random.fold_in(key, i), g))(example_id)
   state = _State(

@@ -36,7 +36,6 @@ from dgr2_jax.models import canvas as canvas_lib
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
              'numpy', 'scikit-learn')
-_AR = canvas_lib.CanvasConfig(block_size=1)
 
 
 def evaluate(experiment) -> dict[str, Any]:
@@ -69,7 +68,7 @@ class _Evaluation:
     outcomes = [rows_lib.RowOutcome('pre_rank', incoming),
                 rows_lib.RowOutcome('gbdt', data.boosted_orders('test'))]
     teacher = self._experiment.restore('ar_sft')
-    reference, _ = self._decode('ar', teacher, _AR, 1.)
+    reference, _ = self._decode('ar', teacher, canvas_lib.AUTOREGRESSIVE, 1.)
     outcomes.append(reference)
     if self._config.constrained_ar:
       outcomes.append(self._constrained(teacher))
@@ -77,7 +76,7 @@ class _Evaluation:
     outcomes.append(self._decode(
         'naive', self._experiment.restore('convert'), canvas, 1.)[0])
     student = self._experiment.restore('cft')
-    points = {'ar': self._decode('cft', student, _AR, 1.)}
+    points = {'ar': self._decode('cft', student, canvas_lib.AUTOREGRESSIVE, 1.)}
     for threshold in self._config.thresholds:
       points[threshold] = self._decode('cft', student, canvas, threshold)
     if 1. not in points:
@@ -143,14 +142,14 @@ class _Evaluation:
     candidates = tuple(tokenizer.id(tokens_lib.candidate(i + 1))
                        for i in range(self._num_candidates))
     return self._decode(
-        'ar_constrained', params, _AR, 1., answer_ids=candidates,
+        'ar_constrained', params, canvas_lib.AUTOREGRESSIVE, 1., answer_ids=candidates,
         answer_marker=tokenizer.id(tokens_lib.ANSWER))[0]
 
   def _speeds(self, params: Any) -> dict[Any, float]:
     size = self._config.timing_batch_size
     batches = self._experiment.eval_batches(
         'test', size, self._config.timing_requests)
-    modes = {'ar': dict(threshold=1., canvas=_AR)}
+    modes = {'ar': dict(threshold=1., canvas=canvas_lib.AUTOREGRESSIVE)}
     for threshold in self._config.thresholds:
       modes[threshold] = dict(threshold=threshold,
                               canvas=self._experiment.canvas)
@@ -187,11 +186,11 @@ class _Evaluation:
   def _examples(self, point, threshold: float) -> list[dict[str, Any]]:
     """Worked examples, spread evenly over the test requests."""
     outcome, rollout = point
-    picked = np.linspace(
-        0, len(self._targets) - 1,
-        min(self._config.num_examples, len(self._targets))).astype(int)
+    hits = np.flatnonzero(self._targets >= 0)
+    picked = np.linspace(0, len(hits) - 1, min(
+        self._config.num_examples, len(hits))).astype(int)
     return [self._example(int(i), outcome, rollout, threshold)
-            for i in picked if self._targets[i] >= 0]
+            for i in hits[picked]]
 
   def _example(self, index: int, outcome: rows_lib.RowOutcome,
                rollout: block_decoder.Rollout,

@@ -60,6 +60,9 @@ class CanvasConfig:
     return self.alignment == 'shifted'
 
 
+AUTOREGRESSIVE = CanvasConfig(block_size=1)
+
+
 @flax.struct.dataclass
 class Canvas:
   """Token arrays of N requests; what is masked is explicit, never an id.
@@ -84,8 +87,8 @@ class States:
   """Hidden states [..., D] that score a token, one for every token.
 
   Attributes:
-    clean: [N, G, L, D]; state i scores clean token i given all before it
-      (always shifted: the clean stream is an autoregressive model).
+    clean: [N, G, L, D]; state i scores clean token i and is read before it
+      whatever the alignment. With a token_causal stream that is an AR model.
     noisy: [N, G, M, B, D]; state b scores token start + b.
   """
   clean: jax.Array

@@ -43,8 +43,9 @@ def text_embeddings(
   size = min(config.svd_dim, *vectors.shape)
   # One thread: sums in a fixed order, the same embedding every time.
   with threadpoolctl.threadpool_limits(1):
-    embeddings = decomposition.TruncatedSVD(
-        size, random_state=config.seed).fit_transform(vectors)
+    embeddings = vectors.toarray() if vectors.shape[1] == 1 else (
+        decomposition.TruncatedSVD(
+            size, random_state=config.seed).fit_transform(vectors))
   norm = np.linalg.norm(embeddings, axis=1, keepdims=True)
   return (embeddings / np.maximum(norm, 1e-12)).astype(np.float32)
 

@@ -23,7 +23,6 @@ import os
 import pathlib
 import shutil
 from typing import Any
-import zlib
 
 from absl import logging
 import jax
@@ -32,8 +31,6 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from dgr2_jax.training import workdir as workdir_lib
-
-_CHUNK = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Checkpoints:
     if _is_primary():
       manifest = {'step': step,
                   'best': best and dataclasses.asdict(best),
-                  'files': dict(_checksums(path))}
+                  'files': dict(workdir_lib.checksums(path))}
       workdir_lib.write_text(self._manifest_path(step),
                              json.dumps(manifest, indent=1) + '\n')
       self._prune()
@@ -212,7 +209,7 @@ class Checkpoints:
         return f'{name} is missing'
       if found[name] != size:
         return f'{name} has {found[name]} bytes instead of {size}'
-    for name, checksum in _checksums(self._directory / str(step)):
+    for name, checksum in workdir_lib.checksums(self._directory / str(step)):
       if name in files and files[name] != checksum:
         return f'{name} was altered'
     return None
@@ -254,17 +251,6 @@ def _sizes(directory: pathlib.Path) -> Iterator[tuple[str, int]]:
     for name in sorted(names):
       path = pathlib.Path(root, name)
       yield str(path.relative_to(directory)), path.stat().st_size
-
-
-def _checksums(
-    directory: pathlib.Path) -> Iterator[tuple[str, tuple[int, int]]]:
-  """(relative path, (size, CRC-32)) of every file under a directory."""
-  for name, size in _sizes(directory):
-    crc = 0
-    with open(directory / name, 'rb') as f:
-      while chunk := f.read(_CHUNK):
-        crc = zlib.crc32(chunk, crc)
-    yield name, (size, crc)
 
 
 def _is_primary() -> bool:

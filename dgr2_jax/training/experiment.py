@@ -50,7 +50,7 @@ class Experiment:
       raise ValueError(
           f'responses are padded to {self.data.response_length} tokens, not a '
           f'multiple of canvas.block_size={self.canvas.block_size}; change '
-          'prompt.pad_multiple')
+          'prompt.pad_multiple or canvas.block_size')
     tokenizer = self.data.tokenizer
     self.vocabulary = vocabulary_lib.Vocabulary(
         size=tokenizer.vocab_size, mask_id=tokenizer.mask_id,

@@ -7,7 +7,7 @@
     evaluate   report.*     all of them on the test requests
 
 A stage reads what the stages before it left in the working directory, so each
-runs alone; a stage that is complete is not run again.
+runs alone. A stage that is complete is not run again, but for `evaluate`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
 
-AUTOREGRESSIVE = canvas_lib.CanvasConfig(block_size=1)
-
-
 def fields_of(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of `section` that the dataclass `cls` has."""
   return {field.name: section[field.name]
@@ -56,7 +53,7 @@ def ar_sft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Supervised fine-tuning of the AR re-ranker: denoising with B = 1."""
   experiment = experiment_lib.Experiment(config, workdir)
   _train(experiment, 'ar_sft', config.ar_sft, experiment.initial_params(),
-         AUTOREGRESSIVE, threshold=1.)
+         canvas_lib.AUTOREGRESSIVE, threshold=1.)
 
 
 def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:

@@ -18,6 +18,7 @@ import os
 import pathlib
 import socket
 from typing import Any
+import zlib
 
 from absl import logging
 import jax
@@ -28,6 +29,11 @@ import ml_collections
 # everything else is compared. A prefix covers the fields below it.
 RESUMABLE_FIELDS = ('mesh',)
 RESUMABLE_LEAVES = ('keep',)
+
+# What only a stage that got somewhere leaves. Without any of it the config may
+# still be mended: nothing here was made with it.
+_RESULTS = ('data/summary.json', 'checkpoints', 'metrics.jsonl', 'report.json')
+_CHUNK = 1 << 22
 
 
 class WorkdirError(Exception):
@@ -51,6 +57,19 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def checksums(
+    directory: pathlib.Path) -> Iterator[tuple[str, tuple[int, int]]]:
+  """Yields (relative path, (size, CRC-32)) of every file under a directory."""
+  for root, _, names in sorted(os.walk(directory)):
+    for name in sorted(names):
+      path = pathlib.Path(root, name)
+      size = crc = 0
+      with open(path, 'rb') as f:
+        while chunk := f.read(_CHUNK):
+          size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+      yield str(path.relative_to(directory)), (size, crc)
 
 
 def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -123,9 +142,10 @@ def open_workdir(
         stack.enter_context(_lock(root))
         _check_config(root, to_json(config))
     except OSError as e:
+      reason = ('it is not a directory' if isinstance(e, FileExistsError)
+                else e.strerror or e)
       raise WorkdirError(
-          f'Cannot write to the working directory {root}: '
-          f'{e.strerror or e}.') from e
+          f'Cannot write to the working directory {root}: {reason}.') from e
     yield root
 
 
@@ -148,12 +168,13 @@ def _lock(root: pathlib.Path) -> Iterator[None]:
 def _check_config(root: pathlib.Path, config: dict[str, Any]) -> None:
   """Writes config.json, or compares it with what is there."""
   path = root / 'config.json'
+  text = json.dumps(config, indent=2, sort_keys=True) + '\n'
   if not path.exists():
     if (root / 'checkpoints').exists():
       raise WorkdirError(f'{root} holds checkpoints but no config.json: they '
                          'cannot be checked against this config. Use another '
                          '--workdir.')
-    write_text(path, json.dumps(config, indent=2, sort_keys=True) + '\n')
+    write_text(path, text)
     return
   try:
     before = json.loads(path.read_text(encoding='utf-8'))
@@ -163,6 +184,11 @@ def _check_config(root: pathlib.Path, config: dict[str, Any]) -> None:
     raise WorkdirError(f'{path} is corrupt ({e}). Restore it, or use another '
                        '--workdir.') from e
   lines = differences(before, config)
+  if lines and not any((root / name).exists() for name in _RESULTS):
+    logging.info('Working directory %s: an earlier start left no results; '
+                 'starting with this config.', root)
+    write_text(path, text)
+    return
   if lines:
     raise WorkdirError(
         f'{root} was started with another config. Use another --workdir, or '

@@ -79,7 +79,6 @@ def config(response_format, **prompt):
               'pattern': traces.PATTERN,
               'facts': ('category', 'brand', 'bought_with_recent'),
               'combine_facts': True, 'show_index': False, 'grades': False,
-              'places': False,
               **trace},
           **prompt}})
 

@@ -115,11 +115,17 @@ def test_empty_reviews(tmp_path):
     ("{'title': 'x'}", 'no asin'),
     ("{'asin': 'B2', 'categories': ['Beauty']}", "'categories' must be"),
     ("{'asin': 'B2', 'price': '1'}", "'price' must be a number"),
+    ("{'asin': 'B2', 'price': 1" + 400 * '0' + '}', "'price' must be a number"),
 ])
 def test_bad_metadata(tmp_path, line, reason):
   path = _gz(tmp_path / 'm.gz', "{'asin': 'B1'}\n" + line + '\n')
   with pytest.raises(interactions.DataError, match=f'm.gz:2: .*{reason}'):
     amazon.read_metadata(path, ('B1', 'B2'))
+
+
+def test_half_surrogate_pairs_are_replaced(tmp_path):
+  path = _gz(tmp_path / 'm.gz', "{'asin': 'B1', 'title': 'a\\ud800b'}\n")
+  assert amazon.read_metadata(path, ('B1',))['B1'].title == 'a?b'
 
 
 def test_unwanted_metadata_is_not_parsed(tmp_path):

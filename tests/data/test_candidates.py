@@ -40,6 +40,7 @@ GOOD = json.loads(line())['candidates']
 
 @pytest.mark.parametrize('bad, message', [
     ('{"user_id": ', 'not JSON'),
+    ('[' * 100_000, 'not JSON'),
     ('[]', 'expected a JSON object'),
     (line(user_id=None), "'user_id' is None"),
     (line(user_id='nobody'), "unknown user 'nobody'"),
@@ -61,7 +62,10 @@ def test_errors_name_file_and_line(tmp_path, bad, message):
 
 
 def test_missing_or_empty_file(tmp_path):
-  with pytest.raises(interactions.DataError, match='cannot be read'):
+  with pytest.raises(interactions.DataError, match='none.jsonl: no such file'):
     candidates.read(tmp_path / 'none.jsonl', DATASET, 10)
   with pytest.raises(interactions.DataError, match='no candidate lists'):
     read(tmp_path, '')
+  (tmp_path / 'c').write_bytes(line().encode() + b'\n\xff\n')
+  with pytest.raises(interactions.DataError, match='c:2: not UTF-8'):
+    candidates.read(tmp_path / 'c', DATASET, 10)

@@ -23,7 +23,7 @@ def written(template):
 @pytest.fixture(scope='module')
 def path(template, written, tmp_path_factory):
   path = tmp_path_factory.mktemp('records') / 'train.array_record'
-  records.write(path, written, 400, template.tokenizer.pad_id)
+  records.write(path, written, template.tokenizer.pad_id)
   return path
 
 

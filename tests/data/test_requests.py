@@ -100,6 +100,17 @@ def test_candidates_from_a_file(tmp_path):
       DATASET, config()).summaries['train']
 
 
+def test_a_split_without_any_hit_is_an_error(tmp_path):
+  ids = [f'i{i}' for i in range(40) if i not in DATASET.sequences[3]][:10]
+  (tmp_path / 'candidates.jsonl').write_text(json.dumps(
+      dict(user_id='u3', candidates=ids)) + '\n')
+  for keep_misses in (False, True):
+    c = config(path=str(tmp_path), keep_misses=keep_misses)
+    c.retriever.kind = 'file'
+    with pytest.raises(interactions.DataError, match='none of 1 test requests'):
+      requests.build_requests(DATASET, c)
+
+
 def test_short_history_and_bad_kind_are_errors():
   short = dataclasses.replace(
       DATASET, sequences=(DATASET.sequences[0][:2],) + DATASET.sequences[1:])

@@ -27,9 +27,9 @@ def _levels(**columns):
   return levels
 
 
-def _build(history, levels, order=(1, 2, 0)):
+def _build(history, levels, choice=1):
   return traces.build(
-      ITEMS, np.array(history, int), np.array([0, 5, 1]), levels, order,
+      ITEMS, np.array(history, int), np.array([0, 5, 1]), levels, choice,
       ('brand', 'follows'))
 
 
@@ -48,8 +48,9 @@ def test_nothing_to_say():
   trace = _build([3], _levels())
   assert trace.last_category == trace.frequent_category == ()
   assert trace.wanted_category == ()
-  assert 'no candidate stands out' in traces.prose(
-      trace, lambda item: [])[-1].text
+  said = ''.join(p.text for p in traces.prose(trace, lambda item: [])
+                 if isinstance(p, tokens.Text))
+  assert 'no candidate stands out' in said and 'Grades' not in said
   empty = _build([], _levels())
   assert empty.last is None and empty.brand == ''
   assert traces.prose(empty, lambda item: [])
@@ -73,46 +74,35 @@ def test_dense_form():
   known = {'<|category: Root > Shampoo|>', '<|brand: A|>'}
   config = traces.TraceConfig(
       ('wanted_category', 'last_category', 'brand'), ('brand', 'follows'),
-      combine_facts=False, show_index=True, grades=False,
-      places=False)
+      combine_facts=False, show_index=True, grades=False)
   names = [p.name for p in traces.dense(trace, config, known)]
   assert names == [
       tokens.OTHER_CATEGORY, '<|category: Root > Shampoo|>', '<|brand: A|>',
       '<|c1|>', '<|brand_1|>', '<|follows_0|>',
       '<|c2|>', '<|brand_0|>', '<|follows_5|>',
       '<|c3|>', '<|brand_3|>', '<|follows_2|>', '<|c2|>']
-  config = traces.TraceConfig((), ('brand', 'follows'), True, False, False,
-                              False)
+  config = traces.TraceConfig((), ('brand', 'follows'), True, False, False)
   names = [p.name for p in traces.dense(trace, config, known)]
   assert names == [
       '<|brand_1 follows_0|>', '<|brand_0 follows_5|>', '<|brand_3 follows_2|>',
       '<|c2|>']
-  assert set(names[:3]) <= set(config.names(3))
-  assert len(config.names(3)) == 24
+  assert set(names[:3]) <= set(config.names())
+  assert len(config.names()) == 24
 
 
 def test_dense_form_ends_a_candidate_with_its_grade():
   levels = _levels(brand=[1, 0, 3])
   scores = np.log([[.5, .02, .48]])
-  config = traces.TraceConfig((), ('brand',), True, False, True, False)
+  config = traces.TraceConfig((), ('brand',), True, False, True)
   trace = traces.build(
-      ITEMS, np.array([0]), np.array([1, 2, 3]), levels, [0, 2, 1], ('brand',),
+      ITEMS, np.array([0]), np.array([1, 2, 3]), levels, 0, ('brand',),
       boosted.grades(scores)[0])
   names = [p.name for p in traces.dense(trace, config, ())]
   assert names == ['<|brand_1|>', '<|grade_6|>', '<|brand_0|>', '<|grade_0|>',
                    '<|brand_3|>', '<|grade_6|>', '<|c1|>']
-  assert set(names[:6]) <= set(config.names(3))
+  assert set(names[:6]) <= set(config.names())
   with pytest.raises(ValueError, match='prompt.trace.grades'):
     traces.dense(_build([0], levels), config, ())
-
-
-def test_dense_form_ends_with_the_places():
-  trace = _build([0], _levels(), order=(2, 0, 1))
-  config = traces.TraceConfig(
-      (), ('brand', 'follows'), True, False, False, True)
-  names = [p.name for p in traces.dense(trace, config, ())]
-  assert names[3:] == ['<|place_2|>', '<|place_3|>', '<|place_1|>', '<|c3|>']
-  assert set(names[:6]) <= set(config.names(3))
 
 
 def test_target_first():

@@ -134,6 +134,7 @@ def test_calls_are_counted_prefill_and_commits_included():
   canvas = canvas_lib.CanvasConfig(4)
   rollout = decode(model, params, batch, canvas, 1.)
   call = np.asarray(rollout.call)
+  assert not rollout.finished.all()
   for n in range(3):
     if not rollout.finished[n, 0]:
       # 3 blocks x 3 denoising steps, 2 commits, 1 prefill.
@@ -171,14 +172,59 @@ def test_banned_tokens_are_never_sampled():
   assert not np.isin(np.asarray(rollout.tokens)[committed], V.banned).any()
 
 
-def test_a_literal_eos_or_mask_in_the_prompt_does_not_stop_decoding():
+def test_literal_eos_and_mask_tokens_in_the_prompt_are_tokens_like_others():
+  """Invariant 5: with equal embedding rows, rollouts are equal."""
   model, params = tiny.model()
   batch = tiny.batch()
+  canvas = canvas_lib.CanvasConfig(4)
   for token in (V.eos_id, V.mask_id):
-    prompt = batch['prompt'].at[:, 0].set(token)
-    rollout = decode(model, params, {**batch, 'prompt': prompt},
-                     canvas_lib.CanvasConfig(4), .5)
-    assert (rollout.calls > 1).all()
+    row = params['embedding'][token]
+    twin = {**params, 'embedding': params['embedding'].at[0].set(row)}
+    want, got = (
+        decode(model, twin, {**batch, 'prompt': batch['prompt'].at[:, 0].set(
+            spelt)}, canvas, .5) for spelt in (0, token))  # 0 is banned
+    for field in ('tokens', 'call', 'calls', 'length'):
+      np.testing.assert_array_equal(getattr(got, field), getattr(want, field))
+
+
+@pytest.mark.parametrize('clean_stream', ['token_causal', 'block_causal'])
+def test_cached_logits_equal_the_training_forward(clean_stream):
+  """Invariant 2, all logits: denoising and commit passes of three blocks."""
+  canvas = canvas_lib.CanvasConfig(4, clean_stream, 'same_position')
+  model, params = tiny.model()
+  batch = tiny.batch()
+  n, g, length = batch['response'].shape
+  masked = np.random.default_rng(0).random((n, g, 3, 4)) < .5
+  start = jnp.broadcast_to(jnp.arange(3) * 4, (n, g, 3))
+  encode = jax.jit(canvas_lib.states, static_argnums=(0, 3, 4))
+  prefill = jax.jit(canvas_lib.prefill, static_argnums=(0, 4, 5))
+  decode_block = jax.jit(canvas_lib.decode_block, static_argnums=(0, 6))
+  states = encode(
+      model, params, canvas_lib.Canvas(
+          batch['prompt'], batch['prompt_length'], batch['response'], start,
+          jnp.asarray(masked)), V.mask_id, canvas)
+  cache, last = prefill(
+      model, params, batch['prompt'], batch['prompt_length'], g, length)
+  np.testing.assert_allclose(  # scores the first token
+      jnp.broadcast_to(last[:, None], states.clean[:, :, 0].shape),
+      states.clean[:, :, 0], atol=2e-5)
+  for block in range(3):
+    here = slice(4 * block, 4 * block + 4)
+    tokens = batch['response'][:, :, here]
+    for clean in (False, True):
+      shown = tokens if clean else jnp.where(
+          masked[:, :, block], V.mask_id, tokens)
+      hidden, cache = decode_block(
+          model, params, cache, shown, start[:, :, block],
+          jnp.full((n, g), clean), canvas)
+      if clean:  # state i of the clean stream scores token i + 1
+        want = states.clean[:, :, 4 * block + 1:4 * block + 5]
+        hidden = hidden[:, :, :want.shape[2]]
+      else:
+        want = states.noisy[:, :, block]
+      np.testing.assert_allclose(*(
+          model.apply({'params': params}, x, method='logits')
+          for x in (hidden, want)), atol=1e-4)
 
 
 def test_used_candidates_are_masked_after_the_marker():

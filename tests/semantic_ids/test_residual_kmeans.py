@@ -55,6 +55,14 @@ def test_more_codes_than_items():
   assert len(np.unique(ids, axis=0)) == 20
 
 
+def test_a_single_word():
+  items = [interactions.Item(str(i), 'soap', ('soap',)) for i in range(5)]
+  embeddings = residual_kmeans.text_embeddings(items, config())
+  np.testing.assert_array_equal(embeddings, np.ones((5, 1)))
+  assert len(np.unique(residual_kmeans.fit_semantic_ids(
+      embeddings, config()), axis=0)) == 5
+
+
 def test_errors():
   with pytest.raises(ValueError, match=r'2\^2 ids do not suffice for 5'):
     residual_kmeans.fit_semantic_ids(np.zeros((5, 2)), config(

@@ -25,9 +25,21 @@ def command(workdir, *flags):
           f'--workdir={workdir}', *flags]
 
 
-def run(workdir, *flags):
+def run(workdir, *flags, env=None):
   return subprocess.run(command(workdir, *flags), cwd=ROOT, text=True,
-                        capture_output=True, check=False)
+                        capture_output=True, check=False, env=env)
+
+
+def kill_at(sign, delay, workdir, *flags, env=None):
+  """Starts a run and kills it a while after a file appeared."""
+  process = subprocess.Popen(
+      command(workdir, *flags), cwd=ROOT, stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL, env=env)
+  while not (workdir / sign).exists() and process.poll() is None:
+    time.sleep(.02)
+  time.sleep(delay)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL, 'it ended before it was killed'
 
 
 @pytest.fixture(scope='module')
@@ -94,17 +106,10 @@ def test_killed_at_random_steps_ends_with_the_same_bits(finished, tmp_path):
   workdir = tmp_path / 'run'
   rng = random.Random(os.getpid())
   delays = []
-  for sign in ('data', 'checkpoints/ar_sft/2', 'checkpoints/cft/2',
+  for sign in ('data.partial', 'checkpoints/ar_sft/2', 'checkpoints/cft/2',
                'checkpoints/cft/complete.json'):
-    process = subprocess.Popen(
-        command(workdir), cwd=ROOT, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL)
-    while not (workdir / sign).exists() and process.poll() is None:
-      time.sleep(.02)
     delays.append(rng.uniform(0, 1.5))
-    time.sleep(delays[-1])
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_at(sign, delays[-1], workdir)
   result = run(workdir)
   assert result.returncode == 0, result.stderr[-3000:]
   assert metrics(workdir) == metrics(want), delays
@@ -115,6 +120,24 @@ def test_killed_at_random_steps_ends_with_the_same_bits(finished, tmp_path):
     assert len(got) == len(expected) > 0
     for a, b in zip(got, expected):
       np.testing.assert_array_equal(a, b, err_msg=f'{stage} {delays}')
+
+
+def test_eight_devices_and_then_one_train_as_one_does(finished, tmp_path):
+  """A run started on 8 simulated devices is resumed on a single one."""
+  flags = os.environ['XLA_FLAGS'] + ' --xla_force_host_platform_device_count=8'
+  many = os.environ | {'XLA_FLAGS': flags}
+  workdir = tmp_path / 'run'
+  assert run(workdir, '--stage=prepare').returncode == 0
+  kill_at('checkpoints/ar_sft/2.json', 0., workdir, '--stage=ar_sft', env=many)
+  for stage in ('ar_sft', 'convert'):
+    result = run(workdir, f'--stage={stage}')
+    assert result.returncode == 0, result.stderr[-3000:]
+  result = run(workdir, '--stage=cft', '--config.mesh.data=2',
+               '--config.mesh.fsdp=2', '--config.mesh.tensor=2', env=many)
+  assert result.returncode == 0, result.stderr[-3000:]
+  for got, want in zip(metrics(workdir), metrics(finished[0]), strict=True):
+    assert got.pop('stage') == want.pop('stage')
+    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
 
 
 def test_stages_run_alone_and_name_what_they_need(tmp_path):
@@ -131,7 +154,7 @@ def test_stages_run_alone_and_name_what_they_need(tmp_path):
 def test_bad_fields_are_named(tmp_path):
   for flag, message in (
       ('--config.canvas.block_size=5', 'canvas.block_size=5'),
-      ('--config.model.num_heads=3', 'model.num_heads=3'),
+      ('--config.model.num_kv_heads=3', 'model.num_kv_heads=3'),
       ('--config.cft.learning_rat=1', 'learning_rate')):
     # --stage=cft needs prepare; a wrong field must not get that far.
     result = run(tmp_path / 'run', flag)

@@ -38,6 +38,7 @@ def test_creates_and_reopens(tmp_path):
 
 def test_another_config_names_every_differing_field(tmp_path):
   _open(tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
   config = _config(cft__steps=20, prompt__item_fields=('sid',))
   config.cft.extra = True
   with config.unlocked():
@@ -51,8 +52,21 @@ def test_another_config_names_every_differing_field(tmp_path):
       '  config.seed: 1 there, absent now']
 
 
+def test_config_may_be_mended_while_nothing_was_made(tmp_path):
+  _open(tmp_path)
+  (tmp_path / 'data').mkdir()
+  (tmp_path / 'data' / 'items.jsonl').write_text('half a stage')
+  _open(tmp_path, _config(cft__steps=20))
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert config['cft']['steps'] == 20
+  (tmp_path / 'data' / 'summary.json').write_text('{}')
+  with pytest.raises(workdir.WorkdirError, match='cft.steps: 20 there, 10 now'):
+    _open(tmp_path)
+
+
 def test_fields_that_do_not_change_results_may_differ(tmp_path):
   _open(tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
   _open(tmp_path, _config(mesh__data=4, mesh__fsdp=2, cft__keep=5))
   with pytest.raises(workdir.WorkdirError, match='log_every: 5 there, 7 now'):
     _open(tmp_path, _config(cft__log_every=7))
@@ -136,3 +150,12 @@ def test_atomic_write_leaves_the_old_file_on_failure(tmp_path, monkeypatch):
     workdir.write_bytes(path, b'two')
   assert path.read_text() == 'é one'
   assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checksums_tell_size_and_content(tmp_path):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / 'b').write_bytes(b'one')
+  before = dict(workdir.checksums(tmp_path))
+  assert before['a/b'][0] == 3
+  (tmp_path / 'a' / 'b').write_bytes(b'two')
+  assert dict(workdir.checksums(tmp_path))['a/b'] != before['a/b']

@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec as P
 import ml_collections
 import numpy as np
 
-from dgr2_jax.training import checkpoints
 from dgr2_jax.training import logging as metrics_logging
 from dgr2_jax.training import loop
 from dgr2_jax.training import sharding
+from dgr2_jax.training import workdir
 
 RULES = ((r'dense/w$', P('fsdp', 'tensor')), (r'out$', P('tensor')))
 STAGE = 'toy'
@@ -89,12 +89,12 @@ def _die_at(where: str, step: int) -> loop.Batches:
   """Arranges for SIGKILL; returns the batches to train on."""
   kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
   if where == 'save':
-    checksums = checkpoints._checksums
+    checksums = workdir.checksums
     def patched(path):
       if path.name == str(step):
         kill()
       return checksums(path)
-    checkpoints._checksums = patched
+    workdir.checksums = patched
   elif where == 'log':
     write = metrics_logging.MetricsWriter.write
     def patched_write(self, at, values, timing):

@@ -1,0 +1,177 @@
+"""Checks a config before anything is written, naming the field at fault.
+
+A field that only the last stage reads should not fail there, after hours: what
+can be told from the config alone is told before the first stage. What depends
+on the data, such as the length of prompts, is checked where it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import math
+import re
+from typing import Any
+
+import ml_collections
+
+from dgr2_jax.data import pipeline
+from dgr2_jax.data import prompts
+from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import rows
+from dgr2_jax.models import canvas
+from dgr2_jax.models import transformer
+
+# (test, what it expects)
+_Rule = tuple[Callable[[Any], bool], str]
+
+
+def _is_number(value: Any) -> bool:
+  return (isinstance(value, (int, float)) and not isinstance(value, bool)
+          and math.isfinite(value))
+
+
+def _whole(low: int, high: float = math.inf) -> _Rule:
+  return (lambda x: _is_number(x) and isinstance(x, int) and low <= x <= high,
+          f'a whole number of at least {low}'
+          + (f' and at most {high}' if high < math.inf else ''))
+
+
+def _share(x: Any) -> bool:
+  return _is_number(x) and 0 <= x <= 1
+
+
+def _one_of(*values: str) -> _Rule:
+  return (lambda x: x in values, f'one of {", ".join(values)}')
+
+
+_NOT_NEGATIVE = (lambda x: _is_number(x) and x >= 0, 'a number of at least 0')
+_ABOVE_ZERO = (lambda x: _is_number(x) and x > 0, 'a number above 0')
+_SHARE = (_share, 'a number from 0 to 1')
+_BELOW_ONE = (lambda x: _share(x) and x < 1, 'a number from 0 to below 1')
+_SWITCH = (lambda x: isinstance(x, bool), 'True or False')
+_THRESHOLDS = (
+    lambda x: (isinstance(x, (tuple, list)) and len(x) > 0
+               and all(map(_share, x)) and len(set(x)) == len(x)),
+    'one or more different numbers from 0 to 1')
+_DTYPE = _one_of('float32', 'bfloat16', 'float16')
+# What a validation gives; see `stages`.
+_METRICS = _one_of(*metrics.METRICS, *rows.validity(None),
+                   'tokens_per_forward')
+
+# Pattern over a field's whole name -> rule; the first that matches counts.
+_RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
+    (r'(.+\.)?seed', _whole(0, 2 ** 32 - 1)),
+    (r'data\.min_count', _whole(1)),
+    (r'data\.num_candidates', _whole(2)),
+    (r'data\.max_train_requests', _whole(0)),
+    (r'data\.(keep_misses|check_counts)', _SWITCH),
+    (r'data\.retriever\.window', _whole(1)),
+    (r'data\.retriever\.(\w+_(decay|power)|backward|backoff)', _NOT_NEGATIVE),
+    (r'semantic_ids\.levels', _whole(1, 26)),
+    (r'semantic_ids\.(codes|svd_dim)', _whole(1)),
+    (r'boosted\.folds', _whole(2)),
+    (r'prompt\.(max_history|max_prompt|max_response|pad_multiple)', _whole(1)),
+    (r'prompt\.trace\.(combine_facts|show_index|grades)', _SWITCH),
+    (r'tokenizer\.(vocab_size|pad_vocab_to)', _whole(1)),
+    (r'tokenizer\.num_brands', _whole(0)),
+    (r'model\.(num_\w+|width|head_dim|mlp_dim)', _whole(1)),
+    (r'model\.(qk_norm|attention_bias|tie_embeddings|unroll_layers)', _SWITCH),
+    (r'model\.(rope_theta|norm_eps)', _ABOVE_ZERO),
+    (r'model\.(dtype|param_dtype)', _DTYPE),
+    (r'model\.canvas_chunk', _whole(0)),
+    (r'canvas\.block_size', _whole(1)),
+    (r'evaluate\.thresholds', _THRESHOLDS),
+    (r'evaluate\.constrained_ar', _SWITCH),
+    (r'evaluate\.num_examples', _whole(0)),
+    (r'evaluate\.(max_denoising_steps|bootstrap_resamples|timing_\w+)',
+     _whole(1)),
+    # Fields of every section that trains or decodes.
+    (r'\w+\.(batch_size|steps|eval_every|checkpoint_every|log_every|keep)',
+     _whole(1)),
+    (r'\w+\.(warmup_steps|eval_requests|head_chunk)', _whole(0)),
+    (r'\w+\.learning_rate', _ABOVE_ZERO),
+    (r'\w+\.(weight_decay|grad_clip|reasoning_weight|answer_weight|ar_weight)',
+     _NOT_NEGATIVE),
+    (r'\w+\.(b1|b2)', _BELOW_ONE),
+    (r'\w+\.(full_block_prob|min_ratio|eval_threshold)', _SHARE),
+    (r'\w+\.schedule', _one_of('cosine', 'constant')),
+    (r'\w+\.best_metric', _METRICS),
+))
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks what can be told from the config alone.
+
+  Args:
+    config: of an experiment; sections that it lacks are not checked.
+
+  Raises:
+    ValueError: a field is out of range or of the wrong type, or two fields
+      contradict each other; the message names them.
+  """
+  _check_fields(config, '')
+  for name, build in (
+      ('prompt', prompts.PromptConfig.from_config),
+      ('canvas', lambda section: canvas.CanvasConfig(**section)),
+      ('model', lambda section: transformer.ModelConfig(
+          vocab_size=1, **section))):
+    if name in config:
+      try:
+        build(config[name])
+      except (TypeError, KeyError, AttributeError) as e:
+        raise ValueError(
+            f'config.{name} has a field too many or too few: {e}') from e
+  _check_together(config)
+
+
+def _check_fields(section: ml_collections.ConfigDict, prefix: str) -> None:
+  for name, value in section.items():
+    if isinstance(value, ml_collections.ConfigDict):
+      _check_fields(value, f'{prefix}{name}.')
+      continue
+    for pattern, (good, expected) in _RULES:
+      if pattern.fullmatch(prefix + name):
+        if not good(value):
+          raise ValueError(
+              f'config.{prefix}{name} is {value!r}: expected {expected}.')
+        break
+
+
+def _check_together(config: ml_collections.ConfigDict) -> None:
+  """Fields that are good by themselves."""
+  data = config.get('data', {})
+  if data.get('source', 'embedded') != 'embedded' and not data.get('path'):
+    raise ValueError(f'config.data.path is empty: data.source={data.source!r} '
+                     'needs the directory of the data.')
+  prompt = config.get('prompt', {})
+  compact = prompt.get('response_format') == prompts.COMPACT
+  if (compact and prompt.trace.grades and prompt.answer_order != 'teacher'):
+    raise ValueError(
+        'config.prompt.trace.grades are those of the teacher: expected '
+        f"prompt.answer_order='teacher', got {prompt.answer_order!r}; or set "
+        'grades to False.')
+  if prompt and not compact and config.get('evaluate', {}).get(
+      'constrained_ar'):
+    raise ValueError(
+        'config.evaluate.constrained_ar masks whole-token candidates: expected '
+        f"prompt.response_format='compact', got {prompt.response_format!r}; or "
+        'set constrained_ar to False.')
+  if prompt and 'canvas' in config:
+    length = pipeline.padded_length(
+        [prompt.max_response], prompt.pad_multiple)
+    if length % config.canvas.block_size:
+      raise ValueError(
+          f'config.canvas.block_size={config.canvas.block_size} does not '
+          f'divide the {length} tokens of a response: prompt.max_response='
+          f'{prompt.max_response} rounded up to prompt.pad_multiple='
+          f'{prompt.pad_multiple}.')
+  block_causal = config.get('canvas', {}).get('clean_stream') == 'block_causal'
+  for name, section in config.items():
+    # AR fine-tuning is one token a block, where both streams are the same.
+    if (block_causal and name != 'ar_sft'
+        and isinstance(section, ml_collections.ConfigDict)
+        and section.get('ar_weight')):
+      raise ValueError(
+          f'config.{name}.ar_weight is {section.ar_weight}: expected 0 with '
+          "canvas.clean_stream='block_causal', whose clean stream sees the "
+          'tokens that it would score.')

@@ -1,0 +1,94 @@
+"""Tests of the checks that a config passes before anything is written."""
+
+import pathlib
+import runpy
+
+import ml_collections
+import pytest
+
+from dgr2_jax.training import validation
+
+_CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+
+
+def _config(path=_CONFIGS / 'quickstart.py'):
+  config = runpy.run_path(str(path))['get_config']()
+  if config.data.source != 'embedded':
+    config.data.path = 'somewhere'
+  return config
+
+
+def _check(**changes):
+  config = _config()
+  config.update_from_flattened_dict(
+      {k.replace('__', '.'): v for k, v in changes.items()})
+  validation.check(config)
+
+
+@pytest.mark.parametrize('path', sorted(_CONFIGS.glob('*.py')), ids=str)
+def test_configs_pass(path):
+  validation.check(_config(path))
+
+
+@pytest.mark.parametrize('field, value, expected', [
+    ('boosted__seed', -1, 'at least 0 and at most'),
+    ('data__num_candidates', 1, 'at least 2'),
+    ('data__max_train_requests', -1, 'at least 0'),
+    ('data__retriever__backward', -.1, 'at least 0'),
+    ('semantic_ids__svd_dim', 0, 'at least 1'),
+    ('prompt__pad_multiple', 0, 'at least 1'),
+    ('tokenizer__pad_vocab_to', -64, 'at least 1'),
+    ('model__width', -8, 'at least 1'),
+    ('model__dtype', 'float99', 'one of float32'),
+    ('canvas__block_size', 0, 'at least 1'),
+    ('ar_sft__steps', 0, 'at least 1'),
+    ('ar_sft__batch_size', 0, 'at least 1'),
+    ('cft__learning_rate', float('inf'), 'a number above 0'),
+    ('cft__schedule', 'linear', 'one of cosine, constant'),
+    ('cft__best_metric', 'ndcg@7', 'one of recall@1'),
+    ('cft__b2', 1., 'below 1'),
+    ('cft__eval_threshold', 1.5, 'from 0 to 1'),
+    ('evaluate__thresholds', (), 'one or more different numbers'),
+    ('evaluate__thresholds', (.9, 1.5), 'one or more different numbers'),
+    ('evaluate__thresholds', (.9, .9), 'one or more different numbers'),
+    ('evaluate__thresholds', ('a',), 'one or more different numbers'),
+    ('evaluate__timing_requests', 0, 'at least 1'),
+])
+def test_bad_values_name_the_field(field, value, expected):
+  name = field.replace('__', '.')
+  with pytest.raises(ValueError, match=f'config.{name} is .*{expected}'):
+    _check(**{field: value})
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(prompt__response_format='json'), 'evaluate.constrained_ar'),
+    (dict(prompt__answer_order='target'), 'prompt.trace.grades'),
+    (dict(canvas__clean_stream='block_causal'), 'cft.ar_weight is 0.5'),
+    (dict(data__source='directory'), 'data.path is empty'),
+    (dict(canvas__block_size=7), 'canvas.block_size=7 does not divide the'),
+    (dict(model__head_dim=15), 'head_dim=15'),
+    (dict(canvas__alignment='left'), 'alignment='),
+])
+def test_fields_that_contradict_each_other(changes, message):
+  with pytest.raises(ValueError, match=message):
+    _check(**changes)
+
+
+def test_wrong_types_and_names_of_a_forked_config():
+  config = ml_collections.ConfigDict(dict(cft=dict(steps='10')))
+  with pytest.raises(ValueError, match="config.cft.steps is '10'"):
+    validation.check(config)
+  config = _config()
+  with config.unlocked():
+    config.model.widht = 8
+  with pytest.raises(ValueError, match='config.model .*widht'):
+    validation.check(config)
+  config = _config()
+  with config.unlocked():
+    del config.prompt.evidence
+  with pytest.raises(ValueError, match='config.prompt .*evidence'):
+    validation.check(config)
+
+
+def test_absent_sections_are_not_checked():
+  validation.check(ml_collections.ConfigDict(dict(seed=0)))
