@@ -1,21 +1,25 @@
 # Thin: every line can be typed by hand. PYTHON is 3.11 or newer.
 PYTHON ?= python3
 WORKDIR ?= /tmp/dgr2_quickstart
-ENV = .venv/bin/python
 
 .PHONY: quickstart test clean
 
-$(ENV): setup.py
+quickstart: .venv/installed
+	.venv/bin/python -m dgr2_jax.main --config=configs/quickstart.py \
+	    --workdir=$(WORKDIR)
+
+test: .venv/installed-test
+	.venv/bin/python -m pytest
+
+.venv/installed: setup.py
 	$(PYTHON) -m venv .venv
-	$(ENV) -m pip install --quiet --upgrade pip
-	$(ENV) -m pip install --quiet --editable '.[test]'
-	touch $(ENV)
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet --editable .
+	touch $@
 
-quickstart: $(ENV)
-	$(ENV) -m dgr2_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
-
-test: $(ENV)
-	$(ENV) -m pytest
+.venv/installed-test: .venv/installed
+	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@
 
 clean:
 	rm -rf .venv

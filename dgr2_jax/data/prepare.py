@@ -173,12 +173,16 @@ def _summary(config, dataset, sets, statistics, tokenizer) -> dict[str, Any]:
       'paper_reference': dataset.name == 'beauty',
   }
   if config.data.source == 'embedded':
-    summary['oracle'] = _oracle(config, dataset, sets.test)
+    summary['oracle'] = oracle(config, dataset, sets.test)
   return summary
 
 
-def _oracle(config, dataset, requests) -> dict[str, float]:
-  """The best possible ranking of the test requests' candidates."""
+def oracle(config: ml_collections.ConfigDict, dataset: interactions.Dataset,
+           requests: Iterable[requests_lib.Request]) -> dict[str, float]:
+  """Metrics of the best possible ranking, on the embedded catalogue.
+
+  Requests whose target was not retrieved are left out.
+  """
   requests = [r for r in requests if r.target in r.candidates]
   probabilities = embedded.oracle_probabilities(
       config.data.embedded, dataset, [r.history for r in requests])

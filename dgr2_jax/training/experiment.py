@@ -92,7 +92,7 @@ class Experiment:
     return checkpoints_lib.Checkpoints(path, keep=1) if path.exists() else None
 
   def eval_batches(self, split: str, batch_size: int, requests: int = 0):
-    """The first `requests` of a split (0: all), batch by batch."""
+    """The first batches of a split, `requests` or a few more (0: all)."""
     batches = pipeline.eval_batches(
         self.data.record_file(split), batch_size, self.data.prompt_length,
         self.data.response_length, process_index=0, process_count=1)

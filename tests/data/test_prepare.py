@@ -9,6 +9,7 @@ import pytest
 
 from dgr2_jax.data import interactions
 from dgr2_jax.data import prepare
+from dgr2_jax.data import requests
 
 _CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'quickstart.py'
 
@@ -98,3 +99,16 @@ def test_bad_data_leaves_nothing(tmp_path, prepared):
     prepare.prepare(config, tmp_path / 'data')
   assert {path.name for path in tmp_path.iterdir()} == {'user'}
 
+
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_quickstart_is_neither_trivial_nor_hopeless(seed):
+  """Its floor leaves room for a re-ranker, and its oracle is not perfect."""
+  config = runpy.run_path(str(_CONFIG))['get_config']()
+  config.seed = seed
+  assert config.data.embedded.seed == config.boosted.seed == seed
+  dataset = interactions.load_dataset(config.data)
+  sets = requests.build_requests(dataset, config.data)
+  for summary in sets.summaries.values():
+    assert .25 < summary.floor['recall@1'] < .45
+  oracle = prepare.oracle(config, dataset, sets.test)
+  assert sets.summaries['test'].floor['recall@1'] + .2 < oracle['recall@1'] < .8
