@@ -64,6 +64,7 @@ def get_config() -> ml_collections.ConfigDict:
       max_response=36,
       pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
+      counterfactuals=0.5,  # responses to shuffled grades, a share
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
           facts=('category', 'brand', 'bought_with_history'),
@@ -119,9 +120,9 @@ def get_config() -> ml_collections.ConfigDict:
       min_ratio=0.0,
       head_chunk=0)
   c.ar_sft = dict(training, batch_size=32, steps=2000, learning_rate=2e-3,
-                  eval_every=500)
-  c.cft = dict(training, batch_size=32, steps=1200, learning_rate=2e-3,
-               eval_every=250, ar_weight=0.5,
+                  eval_every=1000)
+  c.cft = dict(training, batch_size=32, steps=2400, learning_rate=2e-3,
+               eval_every=800, ar_weight=0.5,
                eval_threshold=0.9)
 
   c.evaluate = dict(

@@ -76,6 +76,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       max_response=36,
       pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
+      counterfactuals=0.5,  # responses to shuffled grades, a share
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
           facts=('brand', 'follows'),
@@ -130,10 +131,10 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       full_block_prob=0.0,
       min_ratio=0.0,
       head_chunk=0)
-  c.ar_sft = dict(training, batch_size=16, steps=1600, learning_rate=2e-3,
-                  eval_every=400)
-  c.cft = dict(training, batch_size=16, steps=1400, learning_rate=2e-3,
-               eval_every=350, ar_weight=0.5,
+  c.ar_sft = dict(training, batch_size=16, steps=1200, learning_rate=2e-3,
+                  eval_every=600)
+  c.cft = dict(training, batch_size=16, steps=2200, learning_rate=2e-3,
+               eval_every=550, ar_weight=0.5,
                eval_threshold=0.9)
 
   c.evaluate = dict(

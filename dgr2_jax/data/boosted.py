@@ -30,7 +30,7 @@ from dgr2_jax.data import requests as requests_lib
 _DAMPING = 1e-2
 # Lower edges of grades 1 and up, as probabilities of being the target; ten
 # equal candidates have .1 each.
-GRADE_EDGES = (.03, .06, .1, .16, .25, .4)
+GRADE_EDGES = (.05, .1, .18, .3)
 NUM_GRADES = len(GRADE_EDGES) + 1
 
 

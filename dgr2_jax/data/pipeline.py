@@ -34,7 +34,7 @@ def padded_length(lengths: Sequence[int], multiple: int) -> int:
 
 
 def train_batches(
-    record_file: str | os.PathLike,
+    record_files: Sequence[str | os.PathLike],
     batch_size: int,
     prompt_length: int,
     response_length: int,
@@ -44,7 +44,7 @@ def train_batches(
   """An endless dataset of training batches, indexed by step.
 
   Args:
-    record_file: written by `records.write`.
+    record_files: written by `records.write`; shuffled together.
     batch_size: N, over all hosts.
     prompt_length: P, tokens.
     response_length: L, tokens.
@@ -57,17 +57,18 @@ def train_batches(
     prompt int32 [n, P] (padded on the right), prompt_length int32 [n], response
     int32 [n, 1, L] (EOS repeated to the end), response_length int32 [n, 1]
     (through the first EOS), is_answer bool [n, 1, L] (false after the first
-    EOS), example_id int32 [n].
+    EOS), supervised_from int32 [n, 1], example_id int32 [n].
 
   Raises:
     ValueError: N isn't a multiple of K, or a record is longer than P or L.
-    interactions.DataError: `record_file` lacks its statistics.
+    interactions.DataError: a record file lacks its statistics.
   """
   if batch_size % process_count:
     raise ValueError(
         f'batch_size is {batch_size}: expected a multiple of the '
         f'{process_count} hosts.')
-  rows = _source(record_file, prompt_length, response_length)
+  rows = grain.MapDataset.concatenate([
+      _source(file, prompt_length, response_length) for file in record_files])
   dataset = rows.seed(seed).shuffle().repeat().batch(
       batch_size // process_count)
   # Consecutive host batches make up a global batch.
@@ -81,7 +82,7 @@ def eval_batches(
     response_length: int,
     process_index: int,
     process_count: int) -> Iterator[Batch]:
-  """All records once, in order; arguments as in `train_batches`.
+  """All records of a file once, in order; arguments as in `train_batches`.
 
   Yields:
     Batches as of `train_batches` and `valid`, bool [n]: false in the rows that
@@ -135,6 +136,7 @@ def _source(
         'response': response,
         'response_length': np.array([l], np.int32),
         'is_answer': is_answer,
+        'supervised_from': np.array([record.supervised_from], np.int32),
         'example_id': np.int32(record.example_id),
     }
 

@@ -8,6 +8,7 @@
     DIR/data/scores.npz            the boosted ranker's scores of all splits
     DIR/data/tokenizer/            text.json, special_tokens.json
     DIR/data/<split>.array_record  prompts and responses
+    DIR/data/counterfactuals.array_record  responses to shuffled grades
     DIR/data/summary.json          facts for the report, and sizes and checksums
                                    of the files above
 
@@ -44,6 +45,7 @@ from dgr2_jax.semantic_ids import residual_kmeans
 from dgr2_jax.training import workdir as workdir_lib
 
 SPLITS = requests_lib.SPLITS
+_COUNTERFACTUALS = 'counterfactuals'
 
 
 def prepare(config: ml_collections.ConfigDict,
@@ -100,6 +102,12 @@ def _build(config: ml_collections.ConfigDict,
     statistics[split] = records.write(
         directory / f'{split}.array_record',
         records.build(getattr(sets, split), template, scores[split]),
+        tokenizer.pad_id)
+  if prompt_config.counterfactuals:
+    records.write(
+        directory / f'{_COUNTERFACTUALS}.array_record',
+        records.build_counterfactuals(
+            sets.train, template, scores['train'], config.data.seed),
         tokenizer.pad_id)
   summary = _summary(config, dataset, sets, statistics, tokenizer)
   summary['files'] = dict(workdir_lib.checksums(directory))
@@ -214,6 +222,11 @@ class Prepared:
 
   def record_file(self, split: str) -> pathlib.Path:
     return self._directory / f'{split}.array_record'
+
+  def supervised_files(self) -> list[pathlib.Path]:
+    """The record files that fine-tuning learns from."""
+    files = map(self.record_file, ('train', _COUNTERFACTUALS))
+    return [file for file in files if file.exists()]
 
   @functools.cached_property
   def _sets(self) -> requests_lib.RequestSets:

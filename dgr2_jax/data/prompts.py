@@ -43,6 +43,7 @@ from dgr2_jax.data import traces
 JSON = 'json'
 COMPACT = 'compact'
 ITEM_FIELDS = ('sid', 'title', 'category', 'brand')
+_CONCLUSION = 2  # compact tokens: the choice and the marker of the answer
 
 SYSTEM = (
     'You are an expert in online retail who predicts what a shopper buys next. '
@@ -82,6 +83,8 @@ class PromptConfig:
     answer_order: 'target' (the target, then the retriever's order, as in GR2)
       or 'teacher' (the order of a teacher ranker).
     trace: what the reasoning says.
+    counterfactuals: training responses with shuffled grades, as a share of the
+      requests; see `records.build_counterfactuals`.
   """
   response_format: str
   item_fields: tuple[str, ...]
@@ -91,6 +94,7 @@ class PromptConfig:
   max_response: int
   answer_order: str
   trace: traces.TraceConfig
+  counterfactuals: float = 0.
 
   def __post_init__(self):
     for field, allowed in (
@@ -110,6 +114,12 @@ class PromptConfig:
             f'{allowed}.')
     if not self.item_fields:
       raise ValueError('prompt.item_fields is empty: items would look alike.')
+    if not 0 <= self.counterfactuals <= 1:
+      raise ValueError(f'prompt.counterfactuals is {self.counterfactuals}: '
+                       'expected 0 to 1.')
+    if self.counterfactuals and not self.trace.grades:
+      raise ValueError('prompt.counterfactuals shuffles grades: it needs '
+                       'prompt.trace.grades.')
     for field in ('max_history', 'max_prompt', 'max_response'):
       if getattr(self, field) < 1:
         raise ValueError(
@@ -126,7 +136,8 @@ class PromptConfig:
         max_prompt=config['max_prompt'],
         max_response=config['max_response'],
         answer_order=config['answer_order'],
-        trace=traces.TraceConfig.from_config(config['trace']))
+        trace=traces.TraceConfig.from_config(config['trace']),
+        counterfactuals=config['counterfactuals'])
 
 
 class Prompt(NamedTuple):
@@ -136,9 +147,17 @@ class Prompt(NamedTuple):
 
 
 class Response(NamedTuple):
-  """A response through EOS: ids int32 [l], and which are answer, bool [l]."""
+  """A response through EOS.
+
+  Attributes:
+    ids: int32 [l].
+    is_answer: bool [l].
+    conclusion: the position from which on all follows from what stands before
+      it: the choice's in the compact form, the answer's in the json form.
+  """
   ids: np.ndarray
   is_answer: np.ndarray
+  conclusion: int
 
 
 class Template:
@@ -234,7 +253,8 @@ class Template:
     answer = self.tokenizer.encode(answer)
     return Response(
         np.array(reasoning + answer, np.int32),
-        np.arange(len(reasoning) + len(answer)) >= len(reasoning))
+        np.arange(len(reasoning) + len(answer)) >= len(reasoning),
+        len(reasoning) - (_CONCLUSION if self._compact else 0))
 
   def _compact_response(self, trace, order):
     reasoning = [

@@ -2,8 +2,8 @@
 
 A record is a prompt and the response that a model should give:
 
-    int32 header [example_id, p, l, dropped] | prompt int32 [p]
-                                             | response int32 [l] | answer [l]
+    int32 header [example_id, p, l, dropped, supervised_from]
+    | prompt int32 [p] | response int32 [l] | answer uint8 [l]
 
 Beside a file `train.array_record` lies `train.array_record.json` with its
 statistics. A file is there only when it is complete: it's written under a
@@ -27,7 +27,7 @@ from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import traces
 
-_HEADER = 4
+_HEADER = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +40,21 @@ class Record:
     response: int32 [l], through EOS.
     is_answer: bool [l], answer tokens (EOS among them) as against reasoning.
     dropped: history items that didn't fit into the prompt.
+    supervised_from: the first response token that a model learns to write;
+      those before it are given.
   """
   example_id: int
   prompt: np.ndarray
   response: np.ndarray
   is_answer: np.ndarray
   dropped: int
+  supervised_from: int = 0
 
   def to_bytes(self) -> bytes:
     """The record as it lies in a file, see the module."""
-    header = np.array(
-        [self.example_id, len(self.prompt), len(self.response), self.dropped])
+    header = np.array([
+        self.example_id, len(self.prompt), len(self.response), self.dropped,
+        self.supervised_from])
     return b''.join((
         header.astype('<i4').tobytes(), self.prompt.astype('<i4').tobytes(),
         self.response.astype('<i4').tobytes(),
@@ -59,10 +63,12 @@ class Record:
   @classmethod
   def from_bytes(cls, data: bytes) -> Record:
     """Inverse of `to_bytes`."""
-    example_id, p, l, dropped = np.frombuffer(data, '<i4', _HEADER).tolist()
+    example_id, p, l, dropped, supervised_from = np.frombuffer(
+        data, '<i4', _HEADER).tolist()
     ids = np.frombuffer(data, '<i4', p + l, 4 * _HEADER).astype(np.int32)
     answer = np.frombuffer(data, np.uint8, l, 4 * (_HEADER + p + l))
-    return cls(example_id, ids[:p], ids[p:], answer.astype(bool), dropped)
+    return cls(example_id, ids[:p], ids[p:], answer.astype(bool), dropped,
+               supervised_from)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,18 +134,56 @@ def build(
     else:
       order = traces.target_first(request.candidates, request.target)
       grade = None
-    prompt = template.prompt(request)
-    response = template.response(request, order, prompt.shown, grade)
-    if request.split == 'train' and len(response.ids) > config.max_response:
-      raise ValueError(
-          f'The training response of user {request.user} takes '
-          f'{len(response.ids)} tokens: prompt.max_response is '
-          f'{config.max_response}; raise it or shorten the trace.')
-    yield Record(
-        example_id=index, prompt=prompt.ids,
-        response=response.ids[:config.max_response],
-        is_answer=response.is_answer[:config.max_response],
-        dropped=min(len(request.history), config.max_history) - prompt.shown)
+    yield _record(index, request, template, order, grade)
+
+
+def build_counterfactuals(
+    requests: Sequence[requests_lib.Request],
+    template: prompts.Template,
+    teacher_scores: np.ndarray,
+    seed: int) -> Iterator[Record]:
+  """Writes training responses whose grades are not the teacher's.
+
+  They are shuffled among the candidates, choice and answer follow from them,
+  and only these are to be learned: the answer follows what is written. Without
+  such examples a model reads it off the prompt as well, and names candidates
+  twice where its own grades and the prompt disagree.
+
+  Args:
+    requests: R training requests, of which a random share
+      `prompt.counterfactuals` is written; record ids go on after R.
+    template: writes them.
+    teacher_scores: float [R, C].
+    seed: of the draw.
+  """
+  rng = np.random.default_rng(seed)
+  for index, request in enumerate(requests):
+    if rng.random() < template.config.counterfactuals:
+      grades = rng.permutation(boosted.grades(teacher_scores[index][None])[0])
+      yield _record(
+          len(requests) + index, request, template,
+          boosted.orders(grades[None])[0], grades, conclusion_only=True)
+
+
+def _record(
+    example_id: int, request: requests_lib.Request, template: prompts.Template,
+    order: np.ndarray, grades: np.ndarray | None,
+    conclusion_only: bool = False) -> Record:
+  """One request with one response; see `build`."""
+  config = template.config
+  prompt = template.prompt(request)
+  response = template.response(request, order, prompt.shown, grades)
+  if request.split == 'train' and len(response.ids) > config.max_response:
+    raise ValueError(
+        f'The training response of user {request.user} takes '
+        f'{len(response.ids)} tokens: prompt.max_response is '
+        f'{config.max_response}; raise it or shorten the trace.')
+  return Record(
+      example_id=example_id, prompt=prompt.ids,
+      response=response.ids[:config.max_response],
+      is_answer=response.is_answer[:config.max_response],
+      dropped=min(len(request.history), config.max_history) - prompt.shown,
+      supervised_from=response.conclusion if conclusion_only else 0)
 
 
 def write(

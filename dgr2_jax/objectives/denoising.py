@@ -131,11 +131,12 @@ def noised_canvas(batch: dict[str, jax.Array], key: jax.Array,
 
 def token_weights(batch: dict[str, jax.Array],
                   config: DenoisingConfig) -> jax.Array:
-  """l_r or l_o of every response position, [N, G, L]."""
-  after = (jnp.arange(batch['response'].shape[-1])
-           >= batch['response_length'][..., None])
-  return jnp.where(batch['is_answer'] | after, config.answer_weight,
-                   config.reasoning_weight)
+  """l_r, l_o, or 0 where it is given, of every response position [N, G, L]."""
+  index = jnp.arange(batch['response'].shape[-1])
+  after = index >= batch['response_length'][..., None]
+  weight = jnp.where(batch['is_answer'] | after, config.answer_weight,
+                     config.reasoning_weight)
+  return weight * (index >= batch['supervised_from'][..., None])
 
 
 def supervision(batch: dict[str, jax.Array], canvas: canvas_lib.Canvas,
@@ -176,7 +177,8 @@ def loss(model: transformer.Transformer, params: Any,
     model: the decoder.
     params: its parameters.
     batch: see `noised_canvas`, and `response_length` int32 [N, G] (tokens
-      through EOS) and `is_answer` bool [N, G, L].
+      through EOS), `is_answer` bool [N, G, L] and `supervised_from` int32
+      [N, G], before which nothing is learned.
     key: the step's key.
     config: block size, clean stream and alignment.
     denoising: weights and noise.

@@ -108,7 +108,7 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
       **fields_of(denoising.DenoisingConfig, section))
   data = experiment.data
   batches = pipeline.train_batches(
-      data.record_file('train'), section.batch_size, data.prompt_length,
+      data.supervised_files(), section.batch_size, data.prompt_length,
       data.response_length, experiment.config.seed, jax.process_index(),
       jax.process_count())
   validation = experiment.eval_batches(

@@ -75,6 +75,7 @@ def config(response_format, **prompt):
                           else ('category', 'brand')),
           'evidence': ('score', 'follows'), 'max_history': 5,
           'max_prompt': 2500, 'max_response': 400, 'answer_order': 'target',
+          'counterfactuals': 0.,
           'trace': {
               'pattern': traces.PATTERN,
               'facts': ('category', 'brand', 'bought_with_recent'),

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ def path(template, written, tmp_path_factory):
 
 
 def _train(path, size=8, seed=3, index=0, count=1):
-  return pipeline.train_batches(path, size, P, L, seed, index, count)
+  return pipeline.train_batches([path], size, P, L, seed, index, count)
 
 
 def test_rows(path, written, template):
@@ -37,7 +39,8 @@ def test_rows(path, written, template):
   assert shapes == {
       'prompt': ((8, P), np.int32), 'prompt_length': ((8,), np.int32),
       'response': ((8, 1, L), np.int32), 'response_length': ((8, 1), np.int32),
-      'is_answer': ((8, 1, L), bool), 'example_id': ((8,), np.int32)}
+      'is_answer': ((8, 1, L), bool),
+      'supervised_from': ((8, 1), np.int32), 'example_id': ((8,), np.int32)}
   for row, example in enumerate(batch['example_id']):
     record = written[example]
     p, l = batch['prompt_length'][row], batch['response_length'][row, 0]
@@ -101,9 +104,24 @@ def test_errors(path):
   with pytest.raises(ValueError, match='multiple of the 3 hosts'):
     _train(path, count=3)
   with pytest.raises(ValueError, match='prompt of 63 tokens'):
-    pipeline.train_batches(path, 8, 60, L, 0, 0, 1)
+    pipeline.train_batches([path], 8, 60, L, 0, 0, 1)
   with pytest.raises(ValueError, match='response of 27'):
     next(pipeline.eval_batches(path, 8, P, 26, 0, 1))
+
+
+def test_files_are_shuffled_together(path, written, template, tmp_path):
+  more = tmp_path / 'more.array_record'
+  records.write(more, [
+      dataclasses.replace(r, example_id=NUM + r.example_id, supervised_from=3)
+      for r in written], template.tokenizer.pad_id)
+  dataset = pipeline.train_batches([path, more], 4, P, L, 0, 0, 1)
+  epoch = [dataset[step] for step in range(NUM // 2)]
+  ids = np.concatenate([batch['example_id'] for batch in epoch])
+  assert sorted(ids) == list(range(2 * NUM))
+  assert len({int(i) // NUM for i in ids[:8]}) == 2
+  for batch in epoch:
+    np.testing.assert_array_equal(
+        batch['supervised_from'][:, 0], 3 * (batch['example_id'] >= NUM))
 
 
 def test_padded_length():

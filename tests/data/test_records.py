@@ -1,10 +1,14 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
+from dgr2_jax.data import boosted
 from dgr2_jax.data import interactions
 from dgr2_jax.data import parsing
 from dgr2_jax.data import prompts
 from dgr2_jax.data import records
+from dgr2_jax.data import tokens
 from tests.data import fabricated
 
 REQUESTS = [fabricated.request(seed, history=1 + seed % 6) for seed in range(9)]
@@ -17,9 +21,10 @@ def template():
 
 def test_bytes_round_trip(template):
   for record in records.build(REQUESTS, template):
+    record = dataclasses.replace(record, supervised_from=record.example_id)
     again = records.Record.from_bytes(record.to_bytes())
-    assert (again.example_id, again.dropped) == (
-        record.example_id, record.dropped)
+    assert (again.example_id, again.dropped, again.supervised_from) == (
+        record.example_id, record.dropped, record.supervised_from)
     for name in ('prompt', 'response', 'is_answer'):
       one, two = getattr(record, name), getattr(again, name)
       np.testing.assert_array_equal(one, two)
@@ -41,6 +46,41 @@ def test_answer_orders(template):
     assert list(score[list(order)]) == sorted(score, reverse=True)
   with pytest.raises(ValueError, match='answer_order'):
     list(records.build(REQUESTS, taught))
+
+
+def test_counterfactual_answers_follow_their_grades():
+  taught = fabricated.template(
+      prompts.COMPACT, answer_order='teacher', counterfactuals=.5,
+      trace={'grades': True})
+  parser = parsing.Parser(taught.tokenizer, prompts.COMPACT, 10)
+  requests = REQUESTS * 20
+  scores = np.random.default_rng(0).normal(size=(len(requests), 10)) * 2
+  originals = list(records.build(requests, taught, scores))
+  written = list(records.build_counterfactuals(requests, taught, scores, 1))
+  assert .35 < len(written) / len(requests) < .65
+  grade_of = {taught.tokenizer.id(tokens.grade(level)): level
+              for level in range(boosted.NUM_GRADES)}
+  candidate = [taught.tokenizer.id(tokens.candidate(i + 1)) for i in range(10)]
+  moved = 0
+  for record in written:
+    grades = [grade_of[i] for i in record.response.tolist() if i in grade_of]
+    order = sorted(range(10), key=lambda c: (-grades[c], c))
+    assert parser.strict(record.response).order == tuple(order)
+    assert record.response[record.supervised_from] == candidate[order[0]]
+    assert record.supervised_from == np.argmax(record.is_answer) - 2
+    original = originals[record.example_id - len(requests)]
+    np.testing.assert_array_equal(record.prompt, original.prompt)
+    # What is given differs from the teacher's in the order of the grades.
+    given = slice(record.supervised_from)
+    changed = original.response[given] != record.response[given]
+    old, new = (r.response[given][changed] for r in (original, record))
+    assert sorted(old) == sorted(new) and {*old.tolist()} <= set(grade_of)
+    moved += changed.any()
+  assert moved > .9 * len(written)
+  again = records.build_counterfactuals(requests, taught, scores, 1)
+  assert [r.to_bytes() for r in again] == [r.to_bytes() for r in written]
+  with pytest.raises(ValueError, match='prompt.counterfactuals'):
+    fabricated.template(prompts.COMPACT, counterfactuals=.5)
 
 
 def test_training_responses_must_fit():

@@ -98,8 +98,8 @@ def test_dense_form_ends_a_candidate_with_its_grade():
       ITEMS, np.array([0]), np.array([1, 2, 3]), levels, 0, ('brand',),
       boosted.grades(scores)[0])
   names = [p.name for p in traces.dense(trace, config, ())]
-  assert names == ['<|brand_1|>', '<|grade_6|>', '<|brand_0|>', '<|grade_0|>',
-                   '<|brand_3|>', '<|grade_6|>', '<|c1|>']
+  assert names == ['<|brand_1|>', '<|grade_4|>', '<|brand_0|>', '<|grade_0|>',
+                   '<|brand_3|>', '<|grade_4|>', '<|c1|>']
   assert set(names[:6]) <= set(config.names())
   with pytest.raises(ValueError, match='prompt.trace.grades'):
     traces.dense(_build([0], levels), config, ())

@@ -36,5 +36,6 @@ def batch(n=3, p=9, g=2, length=12, seed=0):
       prompt_length=rng.integers(2, p + 1, (n,)),
       response=response, response_length=response_length,
       is_answer=np.broadcast_to(np.arange(length) >= 2, response.shape),
+      supervised_from=np.zeros((n, g), int),
       example_id=np.arange(n) + 100 * seed)
   return {k: jnp.asarray(v) for k, v in arrays.items()}

@@ -66,12 +66,15 @@ def test_noise_depends_on_the_example_alone():
   assert (masked[0, 0] != masked[0, 1]).any()  # rollouts differ
 
 
-@pytest.mark.parametrize('ar_weight', [0., .5])
-def test_every_token_through_the_last_block_is_supervised_once(ar_weight):
+@pytest.mark.parametrize('ar_weight, given_tokens', [(0., 0), (.5, 0), (.5, 3)])
+def test_every_token_through_the_last_block_is_supervised_once(
+    ar_weight, given_tokens):
   config = canvas_lib.CanvasConfig(4)
   weights = denoising.DenoisingConfig(
       reasoning_weight=.5, answer_weight=2., ar_weight=ar_weight)
   batch = tiny.batch()
+  batch['supervised_from'] = jnp.full_like(
+      batch['response_length'], given_tokens)
   canvas = denoising.noised_canvas(batch, jax.random.key(0), config, weights)
   clean, noisy = map(np.asarray, denoising.supervision(
       batch, canvas, config, weights))
@@ -83,6 +86,7 @@ def test_every_token_through_the_last_block_is_supervised_once(ar_weight):
     count = int(batch['response_length'][i, j])
     for t in range(length):
       weight = 2. if t >= min(2, count) else .5
+      weight *= t >= given_tokens
       seed = t % 4 == 0
       want_noisy = weight * (not seed) * (t < -(-count // 4) * 4)
       want_clean = weight * (1 if seed else ar_weight) * (t < count)
