@@ -91,12 +91,12 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       pad_vocab_to=64)
 
   c.model = dict(
-      num_layers=3,
-      width=96,
+      num_layers=4,
+      width=80,
       num_heads=4,
       num_kv_heads=4,
-      head_dim=24,
-      mlp_dim=256,
+      head_dim=20,
+      mlp_dim=216,
       rope_theta=1e4,
       qk_norm=True,
       attention_bias=False,
@@ -112,7 +112,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       alignment='shifted')  # same_position
 
   training = dict(
-      batch_size=64,
       warmup_steps=50,
       schedule='cosine',  # constant
       weight_decay=0.01,
@@ -120,22 +119,55 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       b1=0.9,
       b2=0.98,
       log_every=20,
-      eval_every=100,
       checkpoint_every=100,
       keep=2,
       best_metric='ndcg@3',
       eval_requests=256,  # validation requests decoded, 0 is all
-      reasoning_weight=0.5,
-      answer_weight=1.0,
-      ar_weight=0.0,
-      full_block_prob=0.0,
-      min_ratio=0.0,
-      head_chunk=0)
-  c.ar_sft = dict(training, batch_size=16, steps=1200, learning_rate=2e-3,
-                  eval_every=600)
-  c.cft = dict(training, batch_size=16, steps=2200, learning_rate=2e-3,
-               eval_every=550, ar_weight=0.5,
-               eval_threshold=0.9)
+      eval_threshold=0.9,  # tau then; of no meaning to AR stages
+      head_chunk=0)  # response tokens that meet the LM head at a time, 0: all
+  weights = dict(reasoning_weight=0.9, answer_weight=1.0, ar_weight=0.0)
+  noise = dict(full_block_prob=0.0, min_ratio=0.0, mask_pairs=1)
+  policy = dict(
+      training, batch_size=16, warmup_steps=5, schedule='constant',
+      weight_decay=0.0, log_every=5, eval_every=40, checkpoint_every=20,
+      best_metric='reward',
+      rollout=dict(
+          num_rollouts=8,
+          updates=1,  # from one round of rollouts
+          threshold=0.9,
+          temperature=1.0,
+          top_k=0,
+          top_p=1.0,
+          max_denoising_steps=64,
+          canvases='all',  # one: a random step of every block
+          canvas_multiple=8,
+          refill=1),  # rounds of prompts decoded for groups that differ
+      reward=dict(
+          condition='diffusion_gr2',  # gr2
+          format_weight=0.2,
+          invalid=-1.0,
+          overlong_buffer=0))
+  surrogate = dict(clip_low=0.2, clip_high=0.2, kl_weight=0.0)
+
+  # On-policy stages join as ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl').
+  c.recipe = ('ar_sft', 'convert', 'cft')
+  c.ar_sft = dict(training, **weights, **noise, batch_size=16, steps=1200,
+                  learning_rate=3e-3, eval_every=600)
+  c.ar_rl = dict(policy, **surrogate, steps=80, learning_rate=1e-4)
+  c.ar_rl.reward.condition = 'gr2'
+  c.cft = dict(training, **weights, **noise, batch_size=16, steps=2300,
+               learning_rate=3e-3, eval_every=1150)
+  c.cft.ar_weight = 0.5
+  c.opd = dict(
+      policy, **weights, **noise, steps=80, learning_rate=1e-4,
+      teacher='ar',  # self: the student's clean stream; or a stage
+      divergence='forward',  # reverse | none
+      positions='nothing_right',  # all: the paper's | corrected
+      elsewhere='cross_entropy',  # none
+      teacher_top_k=0,  # 0 is the full vocabulary
+      cft_weight=0.0)  # of the CFT objective, mixed in
+  c.opd.rollout.num_rollouts = 4
+  c.rl = dict(policy, **surrogate, steps=80, learning_rate=1e-4)
 
   c.evaluate = dict(
       batch_size=64,
@@ -148,11 +180,17 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_requests=24,
       timing_repetitions=3)
   if variant == 'smoke':
+    c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
     c.data.embedded.update(num_users=300, num_items=120)
     c.data.max_train_requests = 256
-    for stage in (c.ar_sft, c.cft):
+    for stage in (c.ar_sft, c.ar_rl, c.cft, c.opd, c.rl):
       stage.update(steps=6, eval_every=3, checkpoint_every=2, log_every=2,
                    warmup_steps=2, eval_requests=32)
+    for stage in (c.ar_rl, c.opd, c.rl):
+      stage.batch_size = 8
+      # Untrained responses are all invalid: let length tell them apart.
+      stage.reward.overlong_buffer = 36
+    c.rl.rollout.update(updates=2, refill=2)
     c.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1,
                    head_dim=16, mlp_dim=64)
     c.evaluate.update(timing_requests=2, timing_repetitions=1,

@@ -41,6 +41,8 @@ class DecodeConfig:
     max_response: L, response tokens at most; a multiple of B.
     num_rollouts: G, responses a request.
     temperature: 0 is greedy.
+    top_k: draws from the likeliest tokens only; 0 is off.
+    top_p: draws from the likeliest tokens that hold this mass; 1 is off.
     max_denoising_steps: per block; at the cap everything left is committed.
     answer_marker: token after which the answer begins; with `answer_ids`, used
       candidates are masked there (the answer-constrained AR variant).
@@ -49,6 +51,8 @@ class DecodeConfig:
   max_response: int
   num_rollouts: int = 1
   temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
   max_denoising_steps: int = 64
   answer_marker: int = -1
   answer_ids: tuple[int, ...] = ()
@@ -56,6 +60,9 @@ class DecodeConfig:
   def __post_init__(self):
     if self.temperature < 0:
       raise ValueError(f'temperature={self.temperature} must be >= 0')
+    if self.top_k < 0 or not 0 < self.top_p <= 1:
+      raise ValueError(f'top_k={self.top_k} must be >= 0 and top_p='
+                       f'{self.top_p} in (0, 1]')
     if self.max_denoising_steps < 1:
       raise ValueError(
           f'max_denoising_steps={self.max_denoising_steps} must be >= 1')
@@ -72,8 +79,9 @@ class Rollout:
     call: int32 [N, G, L], the model call that committed the token (0 is the
       prefill), NEVER where none did. Two tokens of a block with equal call
       were committed by the same denoising step.
-    logprob: float32 [N, G, L] of the distribution the token was drawn from
-      (greedy: temperature 1).
+    logprob: float32 [N, G, L] of softmax(logits / temperature), banned ids
+      left out (greedy: temperature 1): what the token was drawn from, but for
+      top_k and top_p, which narrow the draw and not what is recorded.
     calls: int32 [N, G], model calls of the response, prefill and commit passes
       included.
   """
@@ -223,12 +231,29 @@ def _draw(logits, row_keys, calls, config):
   logprobs = jax.nn.log_softmax(logits)
   if config.temperature:
     keys = jax.vmap(jax.vmap(jax.random.fold_in))(row_keys, calls)
-    token = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
+    token = jax.vmap(jax.vmap(jax.random.categorical))(
+        keys, _narrowed(logits, config))
   else:
     token = jnp.argmax(logits, -1)
   token = token.astype(jnp.int32)
   logprob = jnp.take_along_axis(logprobs, token[..., None], -1)[..., 0]
   return token, jnp.exp(logprobs.max(-1)), logprob
+
+
+def _narrowed(logits, config):
+  """Logits [..., V] with minus infinity outside of top_k and top_p."""
+  if not config.top_k and config.top_p == 1:
+    return logits
+  ordered = jnp.sort(logits, axis=-1, descending=True)
+  if config.top_k:
+    ordered = jnp.where(
+        jnp.arange(ordered.shape[-1]) < config.top_k, ordered, -jnp.inf)
+  probability = jax.nn.softmax(ordered)
+  # A token stays if those before it do not hold the mass yet.
+  stays = jnp.cumsum(probability, -1) - probability < config.top_p
+  least = jnp.min(jnp.where(stays & (ordered > -jnp.inf), ordered, jnp.inf), -1,
+                  keepdims=True)
+  return jnp.where(logits >= least, logits, -jnp.inf)
 
 
 def _write(state: _State, positions, chosen, token, logprob, call) -> _State:

@@ -1,12 +1,13 @@
 """The evaluation of a run: every row, the frontier, examples and the report.
 
-    row              weights     decoding
-    pre_rank         -           the retriever's order
-    gbdt             -           the boosted ranker on the same facts
-    ar               ar_sft      B = 1
-    ar_constrained   ar_sft      B = 1, used candidates masked (optional)
-    naive            convert     blocks, tau = 1
-    cft              cft         blocks, tau = 1
+    row              weights          decoding
+    pre_rank         -                the retriever's order
+    gbdt             -                the boosted ranker on the same facts
+    ar_sft           ar_sft           B = 1, where the recipe has ar_rl
+    ar               ar_rl or ar_sft  B = 1
+    ar_constrained   the same         B = 1, used candidates masked (optional)
+    naive            convert          blocks, tau = 1
+    cft, opd, rl     of the recipe    blocks, tau = 1
 
 The frontier decodes the last of these weights autoregressively and at every
 threshold. Its speeds are measured in one run, the modes taking turns.
@@ -67,7 +68,12 @@ class _Evaluation:
     incoming = np.tile(np.arange(self._num_candidates), (n, 1))
     outcomes = [rows_lib.RowOutcome('pre_rank', incoming),
                 rows_lib.RowOutcome('gbdt', data.boosted_orders('test'))]
-    teacher = self._experiment.restore('ar_sft')
+    recipe = self._experiment.config.recipe
+    if 'ar_rl' in recipe:
+      outcomes.append(self._decode(
+          'ar_sft', self._experiment.restore('ar_sft'),
+          canvas_lib.AUTOREGRESSIVE, 1.)[0])
+    teacher = self._experiment.restore(self._experiment.before('convert'))
     reference, _ = self._decode('ar', teacher, canvas_lib.AUTOREGRESSIVE, 1.)
     outcomes.append(reference)
     if self._config.constrained_ar:
@@ -75,12 +81,16 @@ class _Evaluation:
     canvas = self._experiment.canvas
     outcomes.append(self._decode(
         'naive', self._experiment.restore('convert'), canvas, 1.)[0])
-    student = self._experiment.restore('cft')
-    points = {'ar': self._decode('cft', student, canvas_lib.AUTOREGRESSIVE, 1.)}
+    *earlier, last = recipe[recipe.index('convert') + 1:]
+    for name in earlier:
+      outcomes.append(self._decode(
+          name, self._experiment.restore(name), canvas, 1.)[0])
+    student = self._experiment.restore(last)
+    points = {'ar': self._decode(last, student, canvas_lib.AUTOREGRESSIVE, 1.)}
     for threshold in self._config.thresholds:
-      points[threshold] = self._decode('cft', student, canvas, threshold)
+      points[threshold] = self._decode(last, student, canvas, threshold)
     if 1. not in points:
-      points[1.] = self._decode('cft', student, canvas, 1.)
+      points[1.] = self._decode(last, student, canvas, 1.)
     outcomes.append(points[1.][0])
     speeds = self._speeds(student)
     shown = max((t for t in self._config.thresholds if t < 1), default=1.)
@@ -138,12 +148,10 @@ class _Evaluation:
           'evaluate.constrained_ar masks whole-token candidates: it needs '
           f'prompt.response_format={prompts.COMPACT!r}, got '
           f'{config.prompt.response_format!r}')
-    tokenizer = self._experiment.data.tokenizer
-    candidates = tuple(tokenizer.id(tokens_lib.candidate(i + 1))
-                       for i in range(self._num_candidates))
     return self._decode(
-        'ar_constrained', params, canvas_lib.AUTOREGRESSIVE, 1., answer_ids=candidates,
-        answer_marker=tokenizer.id(tokens_lib.ANSWER))[0]
+        'ar_constrained', params, canvas_lib.AUTOREGRESSIVE, 1.,
+        answer_ids=self._experiment.candidate_ids(),
+        answer_marker=self._experiment.data.tokenizer.id(tokens_lib.ANSWER))[0]
 
   def _speeds(self, params: Any) -> dict[Any, float]:
     size = self._config.timing_batch_size

@@ -6,9 +6,10 @@ Masked-diffusion training of the assistant message (method.md, stage 1):
         its own block)) / sum_i w_i,    w_i = l_r (reasoning) or l_o (answer)
 
 Every block is shown twice, under two masks that partition its maskable
-positions, so each token is supervised once. The mask ratio t of a block is
-uniform on (0, 1] and its weight is 1, not 1/t. Under shifted alignment a
-block's first token (the seed) is known when the block is decoded: it is in
+positions, so each token is supervised once. (Several such pairs, `mask_pairs`,
+cost little behind one prompt; L is then their mean.) The mask ratio t of a
+block is uniform on (0, 1] and its weight is 1, not 1/t. Under shifted alignment
+a block's first token (the seed) is known when the block is decoded: it is in
 neither mask, and is supervised on the clean stream instead. With B = 1 every
 token is a seed and L is the AR model's cross-entropy.
 """
@@ -40,6 +41,7 @@ class DenoisingConfig:
     full_block_prob: chance that a block's first canvas masks all of it, seed
       included, and the second is dropped (for fused decoding).
     min_ratio: lower end of the mask ratio t.
+    mask_pairs: independent pairs of masks of every block.
     head_chunk: rows a request that meet the LM head at a time; 0 is all.
   """
   reasoning_weight: float = 0.5
@@ -47,6 +49,7 @@ class DenoisingConfig:
   ar_weight: float = 0.0
   full_block_prob: float = 0.0
   min_ratio: float = 0.0
+  mask_pairs: int = 1
   head_chunk: int = 0
 
   def __post_init__(self):
@@ -94,7 +97,7 @@ def complementary_masks(key: jax.Array, num_blocks: int,
 def noised_canvas(batch: dict[str, jax.Array], key: jax.Array,
                   config: canvas_lib.CanvasConfig,
                   noise: DenoisingConfig) -> canvas_lib.Canvas:
-  """Places a batch on the canvas, with two block canvases of every block.
+  """Places a batch on the canvas, with `mask_pairs` pairs of every block.
 
   Noise is a function of (key, example id): batch order, hosts and devices
   don't change it.
@@ -117,16 +120,17 @@ def noised_canvas(batch: dict[str, jax.Array], key: jax.Array,
   blocks = length // b
 
   def draw(example_id):
-    keys = jax.random.split(jax.random.fold_in(key, example_id), g)
+    keys = jax.random.split(
+        jax.random.fold_in(key, example_id), g * noise.mask_pairs)
     return jax.vmap(lambda k: complementary_masks(k, blocks, config, noise))(
         keys)
 
-  masked = jax.vmap(draw)(batch['example_id'])  # [N, G, blocks, 2, B]
-  start = jnp.broadcast_to(jnp.repeat(jnp.arange(blocks) * b, 2),
-                           (n, g, 2 * blocks))
+  masked = jax.vmap(draw)(batch['example_id'])  # [N, G * pairs, blocks, 2, B]
+  m = 2 * blocks * noise.mask_pairs
+  start = jnp.tile(jnp.repeat(jnp.arange(blocks) * b, 2), noise.mask_pairs)
   return canvas_lib.Canvas(
-      batch['prompt'], batch['prompt_length'], batch['response'], start,
-      masked.reshape(n, g, 2 * blocks, b))
+      batch['prompt'], batch['prompt_length'], batch['response'],
+      jnp.broadcast_to(start, (n, g, m)), masked.reshape(n, g, m, b))
 
 
 def token_weights(batch: dict[str, jax.Array],
@@ -159,7 +163,8 @@ def supervision(batch: dict[str, jax.Array], canvas: canvas_lib.Canvas,
     seed = jnp.where(index % b == 0, 1., seed)
   clean = weight * seed * (index < length)
   positions = canvas_lib.block_positions(canvas.start, canvas.masked.shape[-1])
-  noisy = canvas_lib.take_tokens(weight * (index < filled), positions)
+  noisy = canvas_lib.take_tokens(
+      weight * (index < filled) / weights.mask_pairs, positions)
   noisy *= canvas.masked
   if config.shifted and noisy.shape[2]:
     noisy *= jnp.arange(noisy.shape[-1]) > 0  # a seed is scored when clean
@@ -220,7 +225,7 @@ def loss(model: transformer.Transformer, params: Any,
   if denoising.ar_weight or config.shifted:
     add('clean', clean_weight, seeds, states.clean, canvas.clean)
   if m:
-    add('noisy', noisy_weight, g * length, states.noisy,
+    add('noisy', noisy_weight, g * length * denoising.mask_pairs, states.noisy,
         canvas_lib.take_tokens(
             canvas.clean, canvas_lib.block_positions(canvas.start, b)))
   return total / jnp.maximum(total_weight, 1e-9), metrics

@@ -5,6 +5,7 @@ Only rows that carry a loss reach the head, and they reach it in chunks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,7 +39,8 @@ def gather_rows(weight: jax.Array, capacity: int,
 def token_scores(model: transformer.Transformer, params: Any,
                  states: jax.Array, tokens: jax.Array,
                  vocabulary: vocabulary_lib.Vocabulary,
-                 chunk: int = 0) -> tuple[jax.Array, jax.Array]:
+                 chunk: int = 0, temperature: float = 1.
+                 ) -> tuple[jax.Array, jax.Array]:
   """Log-probability of each token and whether it is the most likely one.
 
   Args:
@@ -49,6 +51,7 @@ def token_scores(model: transformer.Transformer, params: Any,
     vocabulary: ids banned from the softmax.
     chunk: rows a request that meet the head at a time; 0 is all. The backward
       pass recomputes a chunk's logits.
+    temperature: divides the logits.
 
   Returns:
     float32 [N, K] log-probabilities (-inf for a banned token) and bool [N, K].
@@ -56,14 +59,28 @@ def token_scores(model: transformer.Transformer, params: Any,
 
   def score(states, tokens):
     logits = vocabulary.allow(
-        model.apply({'params': params}, states, method='logits'))
+        model.apply({'params': params}, states, method='logits')) / temperature
     chosen = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
     return (chosen - jax.nn.logsumexp(logits, -1),
             jnp.argmax(logits, -1) == tokens)
 
-  n, k = tokens.shape
+  return in_chunks(score, chunk, states, tokens)
+
+
+def in_chunks(function: Callable[..., Any], chunk: int,
+              *arrays: jax.Array) -> Any:
+  """Applies `function` to `chunk` rows (axis 1) of [N, K, ...] at a time.
+
+  The backward pass recomputes a chunk. Padded rows, all zeros, are cut off.
+
+  Args:
+    function: arrays [N, k, ...] -> a tree of arrays [N, k, ...].
+    chunk: k; 0 is all at once.
+    *arrays: [N, K, ...].
+  """
+  n, k = arrays[0].shape[:2]
   if not chunk or chunk >= k:
-    return score(states, tokens)
+    return function(*arrays)
   chunks = -(-k // chunk)
   pad = chunks * chunk - k
 
@@ -71,7 +88,8 @@ def token_scores(model: transformer.Transformer, params: Any,
     x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(n, chunks, chunk, *x.shape[2:]), 1, 0)
 
-  # Padded rows score token 0, which may be banned; their result is cut off.
-  outs = jax.lax.map(jax.checkpoint(lambda xs: score(*xs)),
-                     (to_chunks(states), to_chunks(tokens)))
-  return tuple(jnp.moveaxis(x, 0, 1).reshape(n, -1)[:, :k] for x in outs)
+  outs = jax.lax.map(jax.checkpoint(lambda xs: function(*xs)),
+                     tuple(map(to_chunks, arrays)))
+  return jax.tree.map(
+      lambda x: jnp.moveaxis(x, 0, 1).reshape(
+          n, chunks * chunk, *x.shape[3:])[:, :k], outs)

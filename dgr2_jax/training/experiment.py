@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import functools
 import itertools
 import pathlib
@@ -14,6 +15,8 @@ import numpy as np
 from dgr2_jax.data import parsing
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prepare
+from dgr2_jax.data import prompts
+from dgr2_jax.data import tokens
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
@@ -86,6 +89,24 @@ class Experiment:
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         abstract, shardings)
     return checkpoints.restore_best(abstract)[1]
+
+  def before(self, stage: str) -> str:
+    """The stage of the recipe whose weights `stage` starts from."""
+    recipe = tuple(self.config.recipe)
+    return recipe[recipe.index(stage) - 1]
+
+  def candidate_ids(self) -> tuple[int, ...]:
+    """The candidates' tokens of the compact form; none in the json form."""
+    if self.config.prompt.response_format != prompts.COMPACT:
+      return ()
+    return tuple(self.data.tokenizer.id(tokens.candidate(i + 1))
+                 for i in range(self.config.data.num_candidates))
+
+  def train_batches(self, batch_size: int, files: Sequence[pathlib.Path]):
+    """An endless dataset of this host's training batches, by step."""
+    return pipeline.train_batches(
+        files, batch_size, self.data.prompt_length, self.data.response_length,
+        self.config.seed, jax.process_index(), jax.process_count())
 
   def _checkpoints(self, stage: str) -> checkpoints_lib.Checkpoints | None:
     path = self.workdir / 'checkpoints' / stage

@@ -6,6 +6,9 @@
       every eval_every:        validate(params); a new best is checkpointed
       every checkpoint_every:  checkpoint
 
+On-policy stages get their batches from the policy itself, a round of U updates
+at a time, and are checkpointed between rounds only.
+
 A stage brings a pure loss `(params, batch, key) -> (loss, metrics)`, batches
 that are a function of the step, and a validation. Everything a step draws is
 a function of (seed, step), and what is summed between two log lines is part of
@@ -53,6 +56,17 @@ class TrainingError(Exception):
 
 class Interrupted(Exception):
   """A signal stopped training after a checkpoint; run it again to go on."""
+
+
+class Rounds(Protocol):
+  """Batches that the policy makes itself, such as `rollouts.Rollouts`."""
+  updates: int
+
+  def example(self) -> Any:
+    """A batch on the mesh, for its fields and shapes."""
+
+  def collect(self, params: Params, round_: int, seed: int) -> list[Any]:
+    """The batches of a round's `updates` steps, on the mesh."""
 
 
 class Batches(Protocol):
@@ -114,7 +128,8 @@ def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
   return step
 
 
-def train(*, stage: str, loss_fn: LossFn, params: Params, batches: Batches,
+def train(*, stage: str, loss_fn: LossFn, params: Params,
+          batches: Batches | Rounds,
           validate: Callable[[Params], Mapping[str, float]],
           config: ml_collections.ConfigDict, workdir: pathlib.Path,
           mesh: Mesh, rules: sharding.Rules, seed: int) -> Params:
@@ -127,7 +142,8 @@ def train(*, stage: str, loss_fn: LossFn, params: Params, batches: Batches,
       their means over the steps since the last line. A metric `tokens`
       (processed in the step) gives tokens/s.
     params: initial parameters; not used (but for shapes) when resuming.
-    batches: this host's rows of every step's batch.
+    batches: this host's rows of every step's batch, or rounds of the policy's
+      own responses.
     validate: the parameters -> metrics; called every `eval_every` steps and at
       the end.
     config: the stage's section: `steps`, `eval_every`, `checkpoint_every`,
@@ -147,15 +163,19 @@ def train(*, stage: str, loss_fn: LossFn, params: Params, batches: Batches,
     Interrupted: SIGTERM or SIGINT arrived; a checkpoint was written.
     ValueError: a config field is out of its range.
   """
+  unit = getattr(batches, 'updates', 1)
   for name in ('steps', 'eval_every', 'checkpoint_every', 'log_every'):
     if config[name] < 1:
       raise ValueError(f'{stage}.{name} must be at least 1, not '
                        f'{config[name]}.')
+    if config[name] % unit and name != 'log_every':
+      raise ValueError(f'{stage}.{name} is {config[name]}: expected a multiple '
+                       f'of the {unit} updates of a round.')
   checkpoints = checkpoints_lib.Checkpoints(
       workdir / 'checkpoints' / stage, config.keep)
   if not checkpoints.is_complete():
-    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints)
-    run.start(params, batches, rules, seed)
+    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints, seed)
+    run.start(params, batches, rules)
     run.to_end(batches, workdir)
     del run  # its state, before the best parameters need the memory
   shardings = sharding.param_shardings(mesh, params, rules)
@@ -174,16 +194,18 @@ def _abstract(tree: Any, shardings: Any) -> Any:
 class _Run:
   """A stage's training between its start and its end."""
 
-  def __init__(self, stage, loss_fn, validate, config, mesh, checkpoints):
+  def __init__(self, stage, loss_fn, validate, config, mesh, checkpoints,
+               seed):
     self._stage = stage
     self._loss_fn = loss_fn
     self._validate = validate
     self._config = config
     self._mesh = mesh
     self._checkpoints = checkpoints
+    self._seed = seed
 
-  def start(self, params: Params, batches: Batches, rules: sharding.Rules,
-            seed: int) -> None:
+  def start(self, params: Params, batches: Batches | Rounds,
+            rules: sharding.Rules) -> None:
     """Restores the newest usable checkpoint, or initialises."""
     optimizer = optimizer_lib.make_optimizer(self._config)
 
@@ -195,14 +217,16 @@ class _Run:
                 for name in ('loss', 'gradient_norm', *metrics)},
           bad_step=jnp.int32(-1))
 
+    example = (batches.example() if hasattr(batches, 'collect')
+               else dict(batches[0]))
     with jax.set_mesh(self._mesh):
       _, metrics = jax.eval_shape(
-          self._loss_fn, params, dict(batches[0]), jax.random.key(seed))
+          self._loss_fn, params, example, jax.random.key(self._seed))
       abstract = jax.eval_shape(init, params)
       shardings = sharding.param_shardings(self._mesh, abstract, rules)
       self._step_fn = jax.jit(
-          make_step(self._loss_fn, optimizer, seed),
-          in_shardings=(shardings, sharding.batch_sharding(self._mesh)),
+          make_step(self._loss_fn, optimizer, self._seed),
+          in_shardings=(shardings, None),  # batches are placed already
           out_shardings=shardings, donate_argnums=0)
     abstract = _abstract(abstract, shardings)
     restored = self._checkpoints.restore_latest(abstract.replace(params=None),
@@ -223,14 +247,13 @@ class _Run:
     self._logged = self._step // self._config.log_every * self._config.log_every
     self._finite_until = self._step
 
-  def to_end(self, batches: Batches, workdir: pathlib.Path) -> None:
+  def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path) -> None:
     """Runs the remaining steps and marks the stage complete."""
-    config = self._config
+    config, unit = self._config, getattr(batches, 'updates', 1)
     self._writer = metrics_logging.MetricsWriter(workdir, self._stage,
                                                  self._step)
     with (contextlib.closing(self._writer), _Signals() as signals,
-          contextlib.closing(_prefetch(batches, self._mesh, self._step,
-                                       config.steps)) as loaded):
+          contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
       self._clock_start, self._started = 0., self._step
       for batch in loaded:
@@ -243,7 +266,8 @@ class _Run:
           improved = self._evaluate()
         if last or improved or self._step % config.checkpoint_every == 0:
           self._save()
-        if not last and signals.received(self._step % config.log_every == 0):
+        if (not last and self._step % unit == 0
+            and signals.received(self._step % config.log_every == 0)):
           self._save()
           raise Interrupted(
               f'{self._stage} was interrupted at step {self._step} of '
@@ -252,6 +276,15 @@ class _Run:
       if signals.received(True):
         raise Interrupted(f'{self._stage} was interrupted when it was complete;'
                           ' the same command goes on from there.')
+
+  def _batches(self, batches: Batches | Rounds) -> Iterator[Any]:
+    """The remaining steps' batches; rounds are made when they are needed."""
+    if not hasattr(batches, 'collect'):
+      yield from _prefetch(batches, self._mesh, self._step, self._config.steps)
+      return
+    for round_ in range(self._step // batches.updates,
+                        self._config.steps // batches.updates):
+      yield from batches.collect(self._state.params, round_, self._seed)
 
   def _train_step(self, batch: dict[str, jax.Array]) -> None:
     first = self._step == self._started

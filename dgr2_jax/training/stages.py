@@ -2,12 +2,18 @@
 
     prepare    data/        requests, tokenizer, records, the boosted ranker
     ar_sft     checkpoints/ the AR re-ranker, from random weights
+    ar_rl      checkpoints/ its reinforcement learning: GR2, the teacher
     convert    checkpoints/ the same weights with a mask token: "naive"
     cft        checkpoints/ conversion fine-tuning: the block-diffusion student
+    opd        checkpoints/ on-policy distillation from the teacher
+    rl         checkpoints/ the student's reinforcement learning
     evaluate   report.*     all of them on the test requests
 
-A stage reads what the stages before it left in the working directory, so each
-runs alone. A stage that is complete is not run again, but for `evaluate`.
+`config.recipe` names the stages between prepare and evaluate. Each trains on
+from the weights of the one before it in the recipe, and reads what that left in
+the working directory, so each runs alone. A stage that is complete is not run
+again, but for `evaluate`. `ar_sft` and `cft` are one objective, and so are
+`ar_rl` and `rl`: the block size tells them apart.
 """
 
 from __future__ import annotations
@@ -24,7 +30,6 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from dgr2_jax.data import pipeline
 from dgr2_jax.data import prepare as prepare_lib
 from dgr2_jax.evaluation import evaluate as evaluate_lib
 from dgr2_jax.evaluation import metrics
@@ -34,9 +39,14 @@ from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import denoising
+from dgr2_jax.objectives import distillation
+from dgr2_jax.objectives import policy
+from dgr2_jax.objectives import rewards
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
+from dgr2_jax.training import rollouts
+
 
 def fields_of(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of `section` that the dataclass `cls` has."""
@@ -52,8 +62,14 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 def ar_sft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Supervised fine-tuning of the AR re-ranker: denoising with B = 1."""
   experiment = experiment_lib.Experiment(config, workdir)
-  _train(experiment, 'ar_sft', config.ar_sft, experiment.initial_params(),
-         canvas_lib.AUTOREGRESSIVE, threshold=1.)
+  _denoise(experiment, 'ar_sft', experiment.initial_params(),
+           canvas_lib.AUTOREGRESSIVE)
+
+
+def ar_rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """GR2's reinforcement learning of the AR re-ranker (method.md, section 2)."""
+  experiment = experiment_lib.Experiment(config, workdir)
+  _reinforce(experiment, 'ar_rl', canvas_lib.AUTOREGRESSIVE)
 
 
 def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -63,7 +79,7 @@ def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
       workdir / 'checkpoints' / 'convert', keep=1)
   if checkpoints.is_complete():
     return
-  params = experiment.restore('ar_sft')
+  params = experiment.restore(experiment.before('convert'))
   with jax.set_mesh(experiment.mesh):
     params = jax.jit(functools.partial(
         add_mask_token, vocabulary=experiment.vocabulary,
@@ -91,8 +107,19 @@ def add_mask_token(params: Any, vocabulary: vocabulary_lib.Vocabulary,
 def cft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Conversion fine-tuning (method.md, stage 1)."""
   experiment = experiment_lib.Experiment(config, workdir)
-  _train(experiment, 'cft', config.cft, experiment.restore('convert'),
-         experiment.canvas, config.cft.eval_threshold)
+  _denoise(experiment, 'cft', experiment.restore(experiment.before('cft')),
+           experiment.canvas)
+
+
+def opd(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """On-policy distillation from the AR teacher (method.md, stage 2)."""
+  _distil(experiment_lib.Experiment(config, workdir))
+
+
+def rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """Reinforcement learning of the student (method.md, stage 3)."""
+  experiment = experiment_lib.Experiment(config, workdir)
+  _reinforce(experiment, 'rl', experiment.canvas)
 
 
 def evaluate(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -100,21 +127,12 @@ def evaluate(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   evaluate_lib.evaluate(experiment_lib.Experiment(config, workdir))
 
 
-def _train(experiment: experiment_lib.Experiment, stage: str,
-           section: ml_collections.ConfigDict, params: Any,
-           canvas: canvas_lib.CanvasConfig, threshold: float) -> None:
-  """Trains with the denoising objective, validating by decoding."""
+def _denoise(experiment: experiment_lib.Experiment, stage: str, params: Any,
+             canvas: canvas_lib.CanvasConfig) -> None:
+  """Trains with the denoising objective on the records."""
+  section = experiment.config[stage]
   objective = denoising.DenoisingConfig(
       **fields_of(denoising.DenoisingConfig, section))
-  data = experiment.data
-  batches = pipeline.train_batches(
-      data.supervised_files(), section.batch_size, data.prompt_length,
-      data.response_length, experiment.config.seed, jax.process_index(),
-      jax.process_count())
-  validation = experiment.eval_batches(
-      'validation', experiment.config.evaluate.batch_size,
-      section.eval_requests)
-  targets = data.target_positions('validation')
 
   def loss_fn(params, batch, key):
     loss, measured = denoising.loss(
@@ -123,17 +141,132 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
     tokens = batch['prompt_length'].sum() + batch['response_length'].sum()
     return loss, measured | {'tokens': tokens.astype(jnp.float32)}
 
+  _train(experiment, stage, canvas, loss_fn, params, experiment.train_batches(
+      section.batch_size, experiment.data.supervised_files()))
+
+
+def _reinforce(experiment: experiment_lib.Experiment, stage: str,
+               canvas: canvas_lib.CanvasConfig) -> None:
+  """Trains with the policy gradient on the policy's own responses."""
+  section = experiment.config[stage]
+  objective = policy.PolicyConfig(**fields_of(policy.PolicyConfig, section))
+  temperature = section.rollout.temperature
+  params = experiment.restore(experiment.before(stage))
+  replayed = functools.partial(
+      policy.replayed_logprobs, experiment.model, canvas=canvas,
+      vocabulary=experiment.vocabulary, temperature=temperature,
+      head_chunk=objective.head_chunk)
+  annotate = lambda batch: batch
+  if objective.kl_weight:
+    reference, score = params, jax.jit(replayed)
+
+    def annotate(batch):
+      with jax.set_mesh(experiment.mesh):
+        return batch | {'reference_logprob': score(reference, batch)}
+
+  def loss_fn(params, batch, key):
+    del key
+    loss, measured = policy.loss(
+        experiment.model, params, batch, canvas, objective,
+        experiment.vocabulary, temperature)
+    return loss, measured | rollouts.measured(batch)
+
+  _train(experiment, stage, canvas, loss_fn, params, rollouts.Rollouts(
+      experiment, stage, canvas, _prompts(experiment, section),
+      rollouts.RolloutConfig(**section.rollout),
+      rewards.RewardConfig(**section.reward), annotate))
+
+
+def _distil(experiment: experiment_lib.Experiment) -> None:
+  """Trains with the divergence from the teacher on the student's responses."""
+  section, canvas = experiment.config.opd, experiment.canvas
+  objective = distillation.DistillationConfig(
+      **fields_of(distillation.DistillationConfig, section))
+  supervised = denoising.DenoisingConfig(
+      **fields_of(denoising.DenoisingConfig, section))
+  model, vocabulary = experiment.model, experiment.vocabulary
+  candidates = experiment.candidate_ids()
+  teacher = None
+  if section.teacher != 'self':
+    teacher = experiment.restore(
+        experiment.before('convert') if section.teacher == 'ar'
+        else section.teacher)
+
+  @jax.jit
+  def clean_states(params, batch):
+    return canvas_lib.states(
+        model, params, canvas_lib.autoregressive(
+            batch['prompt'], batch['prompt_length'], batch['response']),
+        vocabulary.mask_id, canvas_lib.AUTOREGRESSIVE).clean
+
+  def annotate(batch):
+    if teacher is None:
+      return batch
+    with jax.set_mesh(experiment.mesh):
+      states = clean_states(teacher, batch)
+    head = {k: v for k, v in teacher.items() if k != 'layers'}
+    return batch | {'teacher_states': states, 'teacher_head': head}
+
+  def loss_fn(params, batch, key):
+    loss, measured = distillation.loss(
+        model, params, batch, canvas, objective, vocabulary,
+        batch.get('teacher_head'), candidates)
+    if section.cft_weight:
+      other, _ = denoising.loss(
+          model, params, batch['supervised'], key, canvas, supervised,
+          vocabulary)
+      loss += section.cft_weight * other
+      measured |= {'cft_loss': other}
+    return loss, measured | rollouts.measured(batch)
+
+  records = None
+  if section.cft_weight:
+    records = experiment.train_batches(
+        section.batch_size, experiment.data.supervised_files())
+  _train(experiment, 'opd', canvas, loss_fn,
+         experiment.restore(experiment.before('opd')), rollouts.Rollouts(
+             experiment, 'opd', canvas, _prompts(experiment, section),
+             rollouts.RolloutConfig(**section.rollout),
+             rewards.RewardConfig(**section.reward), annotate,
+             only_informative=False, supervised=records))
+
+
+def _prompts(experiment: experiment_lib.Experiment,
+             section: ml_collections.ConfigDict):
+  """Batches of training requests, each once an epoch."""
+  return experiment.train_batches(
+      section.batch_size, [experiment.data.record_file('train')])
+
+
+def _train(experiment: experiment_lib.Experiment, stage: str,
+           canvas: canvas_lib.CanvasConfig, loss_fn: loop.LossFn, params: Any,
+           batches: loop.Batches | loop.Rounds) -> None:
+  """Trains one stage, validating by decoding."""
+  section = experiment.config[stage]
+  validation = experiment.eval_batches(
+      'validation', experiment.config.evaluate.batch_size,
+      section.eval_requests)
+  targets = experiment.data.target_positions('validation')
+  num_candidates = experiment.config.data.num_candidates
+  reward = rewards.RewardConfig(**section.get('reward', {}))
+  threshold = 1. if canvas.block_size == 1 else section.eval_threshold
+
   def validate(params):
     rollout = responses.decode_split(
         experiment.model, params, validation, threshold=threshold,
         vocabulary=experiment.vocabulary, canvas=canvas,
         config=experiment.decode_config(), mesh=experiment.mesh)
     outcome = responses.outcome(stage, rollout, experiment.parser,
-                                experiment.config.data.num_candidates)
+                                num_candidates)
     n = len(outcome.orders)
     ranks = metrics.rank_of_target(outcome.orders, targets[:n])
+    earned = rewards.rewards(
+        [experiment.parser.strict(tokens[:length]) for tokens, length in
+         zip(rollout.tokens, rollout.length)], targets[:n], rollout.length,
+        experiment.data.response_length, num_candidates, reward)
     return {
         **metrics.means(ranks), **rows.validity(outcome.failures),
+        'reward': earned['reward'].mean(),
         'tokens_per_forward': outcome.tokens.sum() / outcome.calls.sum()}
 
   loop.train(
@@ -143,7 +276,8 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
       seed=experiment.config.seed)
 
 
-_RUN = {'prepare': prepare, 'ar_sft': ar_sft, 'convert': convert, 'cft': cft,
+_RUN = {'prepare': prepare, 'ar_sft': ar_sft, 'ar_rl': ar_rl,
+        'convert': convert, 'cft': cft, 'opd': opd, 'rl': rl,
         'evaluate': evaluate}
 STAGES = tuple(_RUN)
 
@@ -160,6 +294,10 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
   Raises:
     ValueError: a field of the config, the data, or a stage that needs another.
   """
-  for name in STAGES if stage is None else (stage,):
+  recipe = ('prepare', *config.recipe, 'evaluate')
+  if stage is not None and stage not in recipe:
+    raise ValueError(f'--stage={stage} is not in config.recipe, '
+                     f'{", ".join(config.recipe)}')
+  for name in recipe if stage is None else (stage,):
     logging.info('Stage %s.', name)
     _RUN[name](config, workdir)

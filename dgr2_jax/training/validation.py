@@ -8,6 +8,7 @@ on the data, such as the length of prompts, is checked where it is known.
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import math
 import re
 from typing import Any
@@ -20,6 +21,19 @@ from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas
 from dgr2_jax.models import transformer
+from dgr2_jax.objectives import distillation
+from dgr2_jax.objectives import policy
+from dgr2_jax.objectives import rewards
+from dgr2_jax.training import rollouts
+
+# Stages that a recipe may have, in their order.
+RECIPE = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
+# What is built from a stage's section, '', or from a section in it.
+_ON_POLICY = {'rollout': rollouts.RolloutConfig, 'reward': rewards.RewardConfig}
+_SECTIONS = {
+    'ar_rl': {**_ON_POLICY, '': policy.PolicyConfig},
+    'rl': {**_ON_POLICY, '': policy.PolicyConfig},
+    'opd': {**_ON_POLICY, '': distillation.DistillationConfig}}
 
 # (test, what it expects)
 _Rule = tuple[Callable[[Any], bool], str]
@@ -55,7 +69,7 @@ _THRESHOLDS = (
     'one or more different numbers from 0 to 1')
 _DTYPE = _one_of('float32', 'bfloat16', 'float16')
 # What a validation gives; see `stages`.
-_METRICS = _one_of(*metrics.METRICS, *rows.validity(None),
+_METRICS = _one_of(*metrics.METRICS, *rows.validity(None), 'reward',
                    'tokens_per_forward')
 
 # Pattern over a field's whole name -> rule; the first that matches counts.
@@ -72,6 +86,7 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'boosted\.folds', _whole(2)),
     (r'prompt\.(max_history|max_prompt|max_response|pad_multiple)', _whole(1)),
     (r'prompt\.trace\.(combine_facts|show_index|grades)', _SWITCH),
+    (r'prompt\.counterfactuals', _SHARE),
     (r'tokenizer\.(vocab_size|pad_vocab_to)', _whole(1)),
     (r'tokenizer\.num_brands', _whole(0)),
     (r'model\.(num_\w+|width|head_dim|mlp_dim)', _whole(1)),
@@ -85,13 +100,24 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'evaluate\.num_examples', _whole(0)),
     (r'evaluate\.(max_denoising_steps|bootstrap_resamples|timing_\w+)',
      _whole(1)),
+    (r'\w+\.rollout\.(num_rollouts|updates|max_denoising_steps|refill'
+     r'|canvas_multiple)', _whole(1)),
+    (r'\w+\.rollout\.top_k', _whole(0)),
+    (r'\w+\.rollout\.(threshold|top_p)', _SHARE),
+    (r'\w+\.rollout\.temperature', _NOT_NEGATIVE),
+    (r'\w+\.rollout\.canvases', _one_of('all', 'one')),
+    (r'\w+\.reward\.overlong_buffer', _whole(0)),
+    (r'\w+\.reward\.invalid', (_is_number, 'a number')),
+    (r'\w+\.reward\.format_weight', _NOT_NEGATIVE),
     # Fields of every section that trains or decodes.
     (r'\w+\.(batch_size|steps|eval_every|checkpoint_every|log_every|keep)',
      _whole(1)),
     (r'\w+\.(warmup_steps|eval_requests|head_chunk)', _whole(0)),
     (r'\w+\.learning_rate', _ABOVE_ZERO),
-    (r'\w+\.(weight_decay|grad_clip|reasoning_weight|answer_weight|ar_weight)',
-     _NOT_NEGATIVE),
+    (r'\w+\.(weight_decay|grad_clip|(reasoning|answer|ar|kl|cft)_weight|clip_low'
+     r'|clip_high)', _NOT_NEGATIVE),
+    (r'\w+\.teacher_top_k', _whole(0)),
+    (r'\w+\.mask_pairs', _whole(1)),
     (r'\w+\.(b1|b2)', _BELOW_ONE),
     (r'\w+\.(full_block_prob|min_ratio|eval_threshold)', _SHARE),
     (r'\w+\.schedule', _one_of('cosine', 'constant')),
@@ -137,8 +163,41 @@ def _check_fields(section: ml_collections.ConfigDict, prefix: str) -> None:
         break
 
 
+def _check_recipe(config: ml_collections.ConfigDict) -> None:
+  """The stages between prepare and evaluate, and their sections."""
+  recipe = tuple(config.recipe)
+  known = [name for name in RECIPE if name in recipe]
+  if list(recipe) != known or not {'ar_sft', 'convert', 'cft'} <= set(recipe):
+    raise ValueError(
+        f'config.recipe is {recipe}: expected names of {RECIPE}, in this order, '
+        'with ar_sft, convert and cft among them.')
+  for name in recipe:
+    if name == 'convert':
+      continue
+    if name not in config:
+      raise ValueError(f'config.{name} is missing: config.recipe has {name}.')
+    section = config[name]
+    for field, build in _SECTIONS.get(name, {}).items():
+      values = section.get(field) if field else {
+          f.name: section[f.name] for f in dataclasses.fields(build)
+          if f.name in section}
+      try:
+        build(**values)
+      except (TypeError, ValueError) as e:
+        raise ValueError(
+            f'config.{name}{"." if field else ""}{field}: {e}') from e
+    unit = section.get('rollout', {}).get('updates', 1)
+    for field in ('steps', 'eval_every', 'checkpoint_every'):
+      if section[field] % unit:
+        raise ValueError(
+            f'config.{name}.{field} is {section[field]}: expected a multiple of '
+            f'{name}.rollout.updates={unit}; a round is not split.')
+
+
 def _check_together(config: ml_collections.ConfigDict) -> None:
   """Fields that are good by themselves."""
+  if 'recipe' in config:
+    _check_recipe(config)
   data = config.get('data', {})
   if data.get('source', 'embedded') != 'embedded' and not data.get('path'):
     raise ValueError(f'config.data.path is empty: data.source={data.source!r} '

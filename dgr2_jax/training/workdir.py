@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import socket
 from typing import Any
 import zlib
@@ -24,11 +25,11 @@ from absl import logging
 import jax
 import ml_collections
 
-# Fields that change where or how fast a run computes, or what it keeps, but
-# not its results. They may differ from config.json when a run is resumed;
-# everything else is compared. A prefix covers the fields below it.
-RESUMABLE_FIELDS = ('mesh',)
-RESUMABLE_LEAVES = ('keep',)
+# Fields that change where a run computes, what it keeps or how it is evaluated
+# at the end, but not what is trained. They may differ when a run is resumed, and
+# config.json is brought up to date; everything else is compared.
+_RESUMABLE = re.compile(
+    r'mesh\..+|.+\.keep|evaluate\.(?!(batch_size|max_denoising_steps)$).+')
 
 # What only a stage that got somewhere leaves. Without any of it the config may
 # still be mended: nothing here was made with it.
@@ -98,12 +99,11 @@ def _flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-  """One line per field that differs and whose change alters results."""
+  """One line per field that differs and whose change alters training."""
   before, now = _flatten(before), _flatten(now)
   lines = []
   for name in sorted(before.keys() | now.keys()):
-    parts = name.split('.')
-    if parts[0] in RESUMABLE_FIELDS or parts[-1] in RESUMABLE_LEAVES:
+    if _RESUMABLE.fullmatch(name):
       continue
     old, new = (json.dumps(flat[name]) if name in flat else 'absent'
                 for flat in (before, now))
@@ -193,4 +193,6 @@ def _check_config(root: pathlib.Path, config: dict[str, Any]) -> None:
     raise WorkdirError(
         f'{root} was started with another config. Use another --workdir, or '
         'give these fields the values they had:\n  ' + '\n  '.join(lines))
+  if before != config:
+    write_text(path, text)
   logging.info('Working directory %s: going on where it stopped.', root)

@@ -254,3 +254,72 @@ def test_length_must_be_a_multiple_of_the_block():
   with pytest.raises(ValueError, match='max_response=10'):
     decode(model, params, tiny.batch(), canvas_lib.CanvasConfig(4),
            max_response=10)
+
+
+def test_top_k_of_one_is_greedy():
+  model, params = tiny.model()
+  canvas = canvas_lib.CanvasConfig(4)
+  want, got = (decode(model, params, tiny.batch(), canvas, .3, **options)
+               for options in ({}, dict(temperature=1., top_k=1)))
+  for field in ('tokens', 'call', 'calls', 'length', 'logprob'):
+    np.testing.assert_array_equal(getattr(got, field), getattr(want, field))
+
+
+def nucleus(logprobs, top_k, top_p):
+  """Ids of the fewest tokens, of the top_k likeliest, that hold top_p."""
+  order = np.argsort(-logprobs)
+  order = order[np.isfinite(logprobs[order])][:top_k or None]
+  mass = np.exp(logprobs[order].astype(np.float64))
+  mass /= mass.sum()
+  held, kept = 0., []
+  for token, share in zip(order, mass):
+    if held < top_p:
+      kept.append(int(token))
+    held += share
+  return kept
+
+
+@pytest.mark.parametrize('top_k, top_p', [
+    (0, 1.), (1, 1.), (5, 1.), (200, 1.), (0, .5), (0, .95), (0, 1e-6),
+    (6, .7), (200, .9)])
+def test_narrowed_support_is_the_nucleus(top_k, top_p):
+  config = block_decoder.DecodeConfig(4, temperature=1., top_k=top_k,
+                                      top_p=top_p)
+  rng = np.random.default_rng(0)
+  logits = np.array(V.allow(jnp.float32(rng.normal(0, 2, (3, 2, 4, 48)))))
+  got = np.asarray(block_decoder._narrowed(logits, config))
+  for row in np.ndindex(3, 2, 4):
+    kept = nucleus(logits[row] - np.logaddexp.reduce(logits[row]), top_k,
+                   top_p)
+    assert np.flatnonzero(np.isfinite(got[row])).tolist() == sorted(kept)
+    np.testing.assert_array_equal(got[row][kept], logits[row][kept])
+
+
+def test_narrowing_bounds_the_draw_and_not_the_record():
+  """Tokens lie in the AR model's nucleus; log-probabilities are its own."""
+  model, params = tiny.model(scale=1.)
+  batch = jax.tree.map(lambda x: x[:1], tiny.batch())
+  temperature, top_k, top_p = .7, 12, .6
+  rollout = decode(model, params, batch, canvas_lib.CanvasConfig(1),
+                   max_response=4, num_rollouts=24, temperature=temperature,
+                   top_k=top_k, top_p=top_p)
+  prompt = batch['prompt'][0, :int(batch['prompt_length'][0])]
+  first = set()
+  for g in range(24):
+    tokens = np.asarray(rollout.tokens[0, g])
+    _, logprobs = reference.causal_logprobs(
+        params, model.config, V.banned, prompt, rollout.tokens[0, g])
+    logprobs = np.asarray(jax.nn.log_softmax(logprobs / temperature))
+    for i in range(int(rollout.length[0, g])):
+      assert tokens[i] in nucleus(logprobs[i], top_k, top_p)
+      assert rollout.logprob[0, g, i] == pytest.approx(
+          logprobs[i, tokens[i]], abs=1e-4)
+    first.add(int(tokens[0]))
+  assert len(first) > 2
+  assert first <= set(nucleus(logprobs[0], top_k, top_p))
+
+
+def test_narrowing_options_name_the_field():
+  for options in (dict(top_k=-1), dict(top_p=0.), dict(top_p=1.5)):
+    with pytest.raises(ValueError, match='|'.join(options)):
+      block_decoder.DecodeConfig(4, **options)

@@ -66,12 +66,14 @@ def test_noise_depends_on_the_example_alone():
   assert (masked[0, 0] != masked[0, 1]).any()  # rollouts differ
 
 
-@pytest.mark.parametrize('ar_weight, given_tokens', [(0., 0), (.5, 0), (.5, 3)])
+@pytest.mark.parametrize('ar_weight, given_tokens, pairs', [
+    (0., 0, 1), (.5, 0, 1), (.5, 3, 1), (.5, 3, 3)])
 def test_every_token_through_the_last_block_is_supervised_once(
-    ar_weight, given_tokens):
+    ar_weight, given_tokens, pairs):
   config = canvas_lib.CanvasConfig(4)
   weights = denoising.DenoisingConfig(
-      reasoning_weight=.5, answer_weight=2., ar_weight=ar_weight)
+      reasoning_weight=.5, answer_weight=2., ar_weight=ar_weight,
+      mask_pairs=pairs)
   batch = tiny.batch()
   batch['supervised_from'] = jnp.full_like(
       batch['response_length'], given_tokens)

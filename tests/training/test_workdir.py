@@ -14,6 +14,7 @@ def _config(**overrides):
   config = ml_collections.ConfigDict(dict(
       seed=1, mesh=dict(data=-1, fsdp=1), empty={},
       cft=dict(steps=10, keep=2, log_every=5),
+      evaluate=dict(thresholds=(.9,), batch_size=64),
       prompt=dict(item_fields=('sid', 'title'), limit=None)))
   config.update_from_flattened_dict(
       {k.replace('__', '.'): v for k, v in overrides.items()})
@@ -68,8 +69,13 @@ def test_fields_that_do_not_change_results_may_differ(tmp_path):
   _open(tmp_path)
   (tmp_path / 'checkpoints').mkdir()
   _open(tmp_path, _config(mesh__data=4, mesh__fsdp=2, cft__keep=5))
-  with pytest.raises(workdir.WorkdirError, match='log_every: 5 there, 7 now'):
-    _open(tmp_path, _config(cft__log_every=7))
+  _open(tmp_path, _config(evaluate__thresholds=(.9, .6)))
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert config['evaluate']['thresholds'] == [.9, .6]
+  for field, value, message in (('cft__log_every', 7, 'log_every: 5 there, 7'),
+                                ('evaluate__batch_size', 8, '64 there, 8 now')):
+    with pytest.raises(workdir.WorkdirError, match=message):
+      _open(tmp_path, _config(**{field: value}))
 
 
 @pytest.mark.parametrize('text', ['', '{"seed": 1', '[]', '\x00'])

@@ -1,0 +1,253 @@
+"""On-policy distillation from the AR teacher (method.md, stage 2).
+
+The student decodes; the frozen teacher reads the *clean* response causally, the
+student its own *masked canvases*; both are aligned so that state i scores token
+i. For response o, its canvases c and token weights w (those of CFT),
+
+    L = sum_c a_c sum_{i masked in c} w_i D(teacher_i || student_i,c) / sum_i w_i
+
+with a_c = 1 over the number of steps of c's block (or one random step a block
+with a_c = 1: the same on average). Seeds are decided on the clean stream and
+distilled there, `ar_weight` of the other clean tokens too.
+
+*Which masked positions.* The teacher is causal. At a masked position with
+tokens revealed to its right it does not know them, and puts mass back on
+candidates that the canvas uses already: distilling there unlearns
+permutations. `positions`:
+
+    all            every masked position: the paper's form
+    nothing_right  positions right of everything revealed in the block, where
+                   teacher and student know the same
+    corrected      all, the teacher's mass on candidates that stand to the right
+                   taken away (compact form: candidates are single tokens)
+
+and `elsewhere`: nothing, or cross-entropy to the token that the rollout chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+from dgr2_jax.objectives import scoring
+
+_CHOICES = {
+    'divergence': ('forward', 'reverse', 'none'),
+    'positions': ('all', 'nothing_right', 'corrected'),
+    'elsewhere': ('none', 'cross_entropy'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationConfig:
+  """What is distilled, and how.
+
+  Attributes:
+    divergence: 'forward' KL(teacher || student), 'reverse' KL, or 'none': a
+      control that leaves the cross-entropy alone, at every masked position.
+    positions: see the module.
+    elsewhere: see the module.
+    teacher_top_k: the teacher's likeliest tokens, and one bucket for the rest;
+      0 is the full vocabulary.
+    ar_weight: of clean tokens that are not seeds.
+    reasoning_weight: l_r.
+    answer_weight: l_o.
+    head_chunk: rows a request that meet the two heads at a time; 0 is all.
+  """
+  divergence: str = 'forward'
+  positions: str = 'nothing_right'
+  elsewhere: str = 'cross_entropy'
+  teacher_top_k: int = 0
+  ar_weight: float = 0.0
+  reasoning_weight: float = 0.5
+  answer_weight: float = 1.0
+  head_chunk: int = 0
+
+  def __post_init__(self):
+    for field, choices in _CHOICES.items():
+      if getattr(self, field) not in choices:
+        raise ValueError(f'{field}={getattr(self, field)!r}: expected one of '
+                         + ', '.join(choices))
+
+
+def last_revealed(masked: jax.Array) -> jax.Array:
+  """Index in the block of the last token shown, -1 for none: [...] of [..., B].
+  """
+  b = masked.shape[-1]
+  return jnp.where(masked, -1, jnp.arange(b)).max(-1)
+
+
+def revealed_to_the_right(tokens: jax.Array, masked: jax.Array,
+                          ids: tuple[int, ...]) -> jax.Array:
+  """Which of `ids` a canvas shows right of each position.
+
+  Args:
+    tokens: int [..., B].
+    masked: bool [..., B].
+    ids: C token ids.
+
+  Returns:
+    bool [..., B, C].
+  """
+  shown = (tokens[..., None] == jnp.array(ids)) & ~masked[..., None]
+  count = jnp.cumsum(shown[..., ::-1, :], -2)[..., ::-1, :]
+  return count - shown > 0
+
+
+def divergence(teacher: jax.Array, student: jax.Array, kind: str,
+               top_k: int) -> jax.Array:
+  """D of log-probabilities [..., V]: [...]. Banned tokens are -inf in both."""
+  if top_k and top_k < teacher.shape[-1]:
+    teacher, ids = jax.lax.top_k(teacher, top_k)
+    student = jnp.take_along_axis(student, ids, -1)
+    teacher, student = (
+        jnp.concatenate([x, _rest(x)], -1) for x in (teacher, student))
+  if kind == 'reverse':
+    teacher, student = student, teacher
+  # 0 log 0 = 0, also in the gradient.
+  possible = jnp.isfinite(teacher)
+  teacher = jnp.where(possible, teacher, 0.)
+  gap = teacher - jnp.where(possible, jnp.maximum(student, _FLOOR), 0.)
+  return jnp.where(possible, jnp.exp(teacher) * gap, 0.).sum(-1)
+
+
+# A token that one side excludes costs the other at most so many nats.
+_FLOOR = -50.
+
+
+def _rest(logprobs: jax.Array) -> jax.Array:
+  """Log-probability of everything that is not listed, [..., 1]."""
+  listed = jnp.minimum(jnp.exp(logprobs).sum(-1, keepdims=True), 1 - 1e-6)
+  return jnp.log1p(-listed)
+
+
+def loss(model: transformer.Transformer, params: Any,
+         batch: Mapping[str, jax.Array], canvas: canvas_lib.CanvasConfig,
+         config: DistillationConfig, vocabulary: vocabulary_lib.Vocabulary,
+         teacher_head: Any, candidate_ids: tuple[int, ...] = ()
+         ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The objective at the top of this module.
+
+  Args:
+    model: the decoder, of student and teacher.
+    params: the student's parameters.
+    batch: `prompt` [N, P], `prompt_length` [N], `response` [N, G, L],
+      `response_length` [N, G], `is_answer` bool [N, G, L]; `start`, `masked`
+      and `weight` of a `replay.Replay`; `teacher_states` [N, G, L, D], the
+      teacher's clean states. Without `teacher_states` the teacher is the
+      student's own clean stream, with no gradient through it.
+    canvas: block size and rules of the student.
+    config: see `DistillationConfig`.
+    vocabulary: special ids.
+    teacher_head: parameters of the teacher's head; unused without
+      `teacher_states`.
+    candidate_ids: candidate tokens, for `positions='corrected'`.
+
+  Returns:
+    The scalar loss and scalar metrics.
+  """
+  response = batch['response']
+  n, g, length = response.shape
+  b = canvas.block_size
+  states = canvas_lib.states(
+      model, params, canvas_lib.Canvas(
+          batch['prompt'], batch['prompt_length'], response, batch['start'],
+          batch['masked']), vocabulary.mask_id, canvas)
+  own = 'teacher_states' not in batch
+  teacher_states = states.clean if own else batch['teacher_states']
+  teacher_states = jax.lax.stop_gradient(teacher_states).reshape(
+      n, g * length, -1)
+  teacher_params = jax.lax.stop_gradient(params) if own else teacher_head
+  index = jnp.arange(length)
+  token_weight = jnp.where(batch['is_answer'], config.answer_weight,
+                           config.reasoning_weight)
+  token_weight *= index < batch['response_length'][..., None]
+  flat_index = jnp.broadcast_to(
+      jnp.arange(g * length).reshape(g, length), response.shape)
+
+  positions = canvas_lib.block_positions(batch['start'], b)
+  at = canvas_lib.take_tokens(flat_index, positions)
+  weight = (canvas_lib.take_tokens(token_weight, positions) * batch['masked']
+            * batch['weight'][..., None])
+  right = jnp.arange(b) > last_revealed(batch['masked'])[..., None]
+  distilled = right | (config.positions != 'nothing_right')
+  excluded = jnp.zeros((*at.shape, len(candidate_ids)), bool)
+  if config.positions == 'corrected':
+    excluded = revealed_to_the_right(
+        canvas_lib.take_tokens(response, positions), batch['masked'],
+        candidate_ids)
+  if config.divergence == 'none':
+    distilled &= False
+  parts = [(weight, states.noisy, at, distilled, excluded)]
+  clean_weight = token_weight * config.ar_weight
+  if canvas.shifted:
+    clean_weight = jnp.where(index % b == 0, token_weight, clean_weight)
+  if (canvas.shifted or config.ar_weight) and config.divergence != 'none':
+    parts.append((clean_weight, states.clean, flat_index,
+                  jnp.ones(response.shape, bool),
+                  jnp.zeros((*response.shape, len(candidate_ids)), bool)))
+
+  def score(state, token, distilled, excluded, teacher_state):
+    student = _logprobs(model, params, state, vocabulary)
+    teacher = _logits(model, teacher_params, teacher_state, vocabulary)
+    if config.positions == 'corrected':
+      ids = jnp.array(candidate_ids)
+      teacher = teacher.at[..., ids].set(
+          jnp.where(excluded, -jnp.inf, teacher[..., ids]))
+    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(teacher))
+    kl = divergence(teacher, student, config.divergence, config.teacher_top_k)
+    nats = -jnp.take_along_axis(student, token[..., None], -1)[..., 0]
+    return kl, nats
+
+  total, metrics = 0., {}
+  kl_sum = kl_weight = nats_sum = nats_weight = 0.
+  for weight, state, at, distilled, excluded in parts:
+    cross_entropy = (config.elsewhere == 'cross_entropy'
+                     or config.divergence == 'none')
+    used = weight * (distilled | cross_entropy)
+    used, state, at, distilled, excluded = scoring.gather_rows(
+        used.reshape(n, -1), _capacity(used, canvas, state),
+        *(x.reshape(n, -1, *x.shape[tail:]) for x, tail in (
+            (state, state.ndim - 1), (at, at.ndim), (distilled, distilled.ndim),
+            (excluded, excluded.ndim - 1))))
+    token = jnp.take_along_axis(response.reshape(n, -1), at, 1)
+    teacher_state = jnp.take_along_axis(teacher_states, at[..., None], 1)
+    kl, nats = scoring.in_chunks(
+        score, config.head_chunk, state, token, distilled, excluded,
+        teacher_state)
+    # where, not *: an unused row may hold a banned token.
+    kl_sum += jnp.where((used > 0) & distilled, used * kl, 0.).sum()
+    kl_weight += (used * distilled).sum()
+    nats_sum += jnp.where((used > 0) & ~distilled, used * nats, 0.).sum()
+    nats_weight += (used * ~distilled).sum()
+  total = (kl_sum + nats_sum) / jnp.maximum(token_weight.sum(), 1e-9)
+  metrics = {'kl': kl_sum / jnp.maximum(kl_weight, 1e-9),
+             'elsewhere_nats': nats_sum / jnp.maximum(nats_weight, 1e-9),
+             'distilled_share': kl_weight / jnp.maximum(
+                 kl_weight + nats_weight, 1e-9)}
+  return total, metrics
+
+
+def _capacity(weight: jax.Array, canvas: canvas_lib.CanvasConfig,
+              state: jax.Array) -> int:
+  """Rows of a request that can carry a loss; a shifted seed is never masked."""
+  rows = weight[0].size
+  if state.ndim == 5 and canvas.shifted:
+    rows = rows // canvas.block_size * (canvas.block_size - 1)
+  return rows
+
+
+def _logits(model, params, states, vocabulary):
+  return vocabulary.allow(
+      model.apply({'params': params}, states, method='logits'))
+
+
+def _logprobs(model, params, states, vocabulary):
+  return jax.nn.log_softmax(_logits(model, params, states, vocabulary))

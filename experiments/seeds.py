@@ -1,0 +1,96 @@
+"""Puts the reports of several seeds side by side.
+
+    python experiments/seeds.py experiments/quickstart
+
+reads experiments/quickstart/seed*/report.json and writes summary.md beside them:
+every row and every point of the frontier, mean (lowest - highest) over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import pathlib
+import sys
+from typing import Any
+
+_METRICS = (('recall@1', 3), ('recall@3', 3), ('ndcg@3', 3), ('valid_rate', 3),
+            ('tokens_per_forward', 2))
+_RECOVERED = ('recall@1', 'ndcg@3')
+
+
+def spread(values: Iterable[float | None], digits: int) -> str:
+  """Mean (lowest - highest); a dash where a seed has no value."""
+  values = list(values)
+  if any(value is None for value in values):
+    return '-'
+  low, high = (f'{f(values):.{digits}f}' for f in (min, max))
+  return f'{sum(values) / len(values):.{digits}f} ({low} - {high})'
+
+
+def _recovered(report: Mapping[str, Any], entry: Mapping[str, Any],
+               metric: str) -> float | None:
+  """The share of ar's gain over the retriever that an entry keeps."""
+  row = {r['name']: r for r in report['rows']}
+  gain = row['ar'][metric] - row['pre_rank'][metric]
+  return (entry[metric] - row['pre_rank'][metric]) / gain if gain else None
+
+
+def _table(reports: Sequence[Mapping[str, Any]], key: str,
+           label: Callable[[Mapping[str, Any]], str]) -> list[str]:
+  names = [name for name, _ in _METRICS]
+  lines = [f'| {" | ".join(["", *names, *(f"{m} kept" for m in _RECOVERED)])} |',
+           '|---' * (1 + len(names) + len(_RECOVERED)) + '|']
+  for index, entry in enumerate(reports[0][key]):
+    same = [report[key][index] for report in reports]
+    if len({label(e) for e in same}) > 1:
+      raise ValueError(f'the reports differ in their {key}: '
+                       f'{sorted({label(e) for e in same})}')
+    cells = [spread((e.get(name) for e in same), digits)
+             for name, digits in _METRICS]
+    cells += [spread((_recovered(r, e, m) for r, e in zip(reports, same)), 2)
+              for m in _RECOVERED]
+    lines.append(f'| {label(entry)} | {" | ".join(cells)} |')
+  return lines
+
+
+def _point(point: Mapping[str, Any]) -> str:
+  how = ('AR' if point['mode'] == 'ar' else
+         f'{"" if point["mode"] == "threshold" else "verify "}tau '
+         f'{point["threshold"]:g}')
+  return f'{point["row"]}, {how}'
+
+
+def summary(directory: pathlib.Path) -> str:
+  """The text of summary.md.
+
+  Raises:
+    ValueError: there are no reports, or they are of different recipes.
+  """
+  paths = sorted(directory.glob('seed*/report.json'))
+  if not paths:
+    raise ValueError(f'{directory} has no seed*/report.json')
+  reports = [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+  sizes = ', '.join(f'{p.parent.name} {r["conditional"]:,}'
+                    for p, r in zip(paths, reports))
+  oracle = [r['dataset'].get('oracle') for r in reports]
+  lines = [
+      f'# {len(paths)} seeds', '',
+      'Mean (lowest - highest) over seeds, which have data of their own if the '
+      'catalogue is embedded. Written by', '',
+      f'    python experiments/seeds.py experiments/{directory.name}', '',
+      f'Test requests: {sizes}.', '']
+  if all(oracle):
+    lines += [f'Best possible Recall@1: '
+              f'{spread((o["recall@1"] for o in oracle), 3)}.', '']
+  lines += ['Rows, at tau 1:', '', *_table(reports, 'rows',
+                                           lambda row: row['name']), '']
+  lines += ['Frontier:', '', *_table(reports, 'frontier', _point)]
+  return '\n'.join(lines) + '\n'
+
+
+if __name__ == '__main__':
+  for argument in sys.argv[1:]:
+    folder = pathlib.Path(argument)
+    (folder / 'summary.md').write_text(summary(folder), encoding='utf-8')
+    print(folder / 'summary.md')
