@@ -5,14 +5,18 @@
 
 DIR_WITH_BEAUTY holds `items.jsonl` and `sequences.txt` (README, "Your data");
 for the raw 2014 files set --config.data.source=amazon_raw. What it gave is in
-experiments/beauty_small/.
+experiments/beauty_small/. `:on_policy` after the file name adds the stages that
+learn from a model's own responses.
 """
 
 import ml_collections
 
 
-def get_config() -> ml_collections.ConfigDict:
-  """The experiment."""
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The experiment; `variant` is '' or 'on_policy'."""
+  if variant not in ('', 'on_policy'):
+    raise ValueError(f'configs/beauty_small.py:{variant}: expected on_policy or '
+                     'nothing after the colon')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -64,7 +68,7 @@ def get_config() -> ml_collections.ConfigDict:
       max_response=36,
       pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
-      counterfactuals=0.5,  # responses to shuffled grades, a share
+      counterfactuals=0.5,  # responses to other grades, a share
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
           facts=('category', 'brand', 'bought_with_history'),
@@ -137,8 +141,9 @@ def get_config() -> ml_collections.ConfigDict:
           overlong_buffer=0))
   surrogate = dict(clip_low=0.2, clip_high=0.2, kl_weight=0.0)
 
-  # On-policy stages join as ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl').
   c.recipe = ('ar_sft', 'convert', 'cft')
+  if variant == 'on_policy':
+    c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
   c.ar_sft = dict(training, **weights, **noise, batch_size=32, steps=1500,
                   learning_rate=3e-3, eval_every=750)
   c.ar_rl = dict(policy, **surrogate, steps=80, learning_rate=1e-4)

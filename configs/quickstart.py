@@ -2,18 +2,20 @@
 
     python -m dgr2_jax.main --config=configs/quickstart.py --workdir=/tmp/quick
 
-`--config=configs/quickstart.py:smoke` is the same with tiny data and a handful
-of steps: it shows that everything runs, not that it learns.
+`--config=configs/quickstart.py:on_policy` adds reinforcement learning of the AR
+model, on-policy distillation and reinforcement learning of the student.
+`:smoke` is all of that with tiny data and a handful of steps: it shows that
+everything runs, not that it learns.
 """
 
 import ml_collections
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment; `variant` is '' or 'smoke'."""
-  if variant not in ('', 'smoke'):
-    raise ValueError(f'configs/quickstart.py:{variant}: expected smoke or '
-                     'nothing after the colon')
+  """The experiment; `variant` is '', 'on_policy' or 'smoke'."""
+  if variant not in ('', 'on_policy', 'smoke'):
+    raise ValueError(f'configs/quickstart.py:{variant}: expected on_policy, '
+                     'smoke or nothing after the colon')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -76,7 +78,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       max_response=36,
       pad_multiple=12,
       answer_order='teacher',  # target: GR2's target-first order
-      counterfactuals=0.5,  # responses to shuffled grades, a share
+      counterfactuals=0.5,  # responses to other grades, a share
       trace=dict(
           pattern=('last_category', 'brand', 'wanted_category'),
           facts=('brand', 'follows'),
@@ -149,14 +151,15 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           overlong_buffer=0))
   surrogate = dict(clip_low=0.2, clip_high=0.2, kl_weight=0.0)
 
-  # On-policy stages join as ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl').
   c.recipe = ('ar_sft', 'convert', 'cft')
+  if variant:
+    c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
   c.ar_sft = dict(training, **weights, **noise, batch_size=16, steps=1200,
                   learning_rate=3e-3, eval_every=600)
   c.ar_rl = dict(policy, **surrogate, steps=80, learning_rate=1e-4)
   c.ar_rl.reward.condition = 'gr2'
-  c.cft = dict(training, **weights, **noise, batch_size=16, steps=2300,
-               learning_rate=3e-3, eval_every=1150)
+  c.cft = dict(training, **weights, **noise, batch_size=16, steps=2500,
+               learning_rate=3e-3, eval_every=1250)
   c.cft.ar_weight = 0.5
   c.opd = dict(
       policy, **weights, **noise, steps=80, learning_rate=1e-4,
@@ -180,7 +183,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_requests=24,
       timing_repetitions=3)
   if variant == 'smoke':
-    c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
     c.data.embedded.update(num_users=300, num_items=120)
     c.data.max_train_requests = 256
     for stage in (c.ar_sft, c.ar_rl, c.cft, c.opd, c.rl):

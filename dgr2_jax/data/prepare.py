@@ -8,7 +8,7 @@
     DIR/data/scores.npz            the boosted ranker's scores of all splits
     DIR/data/tokenizer/            text.json, special_tokens.json
     DIR/data/<split>.array_record  prompts and responses
-    DIR/data/counterfactuals.array_record  responses to shuffled grades
+    DIR/data/counterfactuals.array_record  responses to other grades
     DIR/data/summary.json          facts for the report, and sizes and checksums
                                    of the files above
 

@@ -83,7 +83,7 @@ class PromptConfig:
     answer_order: 'target' (the target, then the retriever's order, as in GR2)
       or 'teacher' (the order of a teacher ranker).
     trace: what the reasoning says.
-    counterfactuals: training responses with shuffled grades, as a share of the
+    counterfactuals: training responses with other grades, as a share of the
       requests; see `records.build_counterfactuals`.
   """
   response_format: str

@@ -28,6 +28,8 @@ from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import traces
 
 _HEADER = 5
+# Share of a counterfactual's grades that is drawn, any as likely as another.
+_REDRAWN = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +146,11 @@ def build_counterfactuals(
     seed: int) -> Iterator[Record]:
   """Writes training responses whose grades are not the teacher's.
 
-  They are shuffled among the candidates, choice and answer follow from them,
-  and only these are to be learned: the answer follows what is written. Without
-  such examples a model reads it off the prompt as well, and names candidates
-  twice where its own grades and the prompt disagree.
+  The teacher's are shuffled among the candidates, and a third of them is drawn
+  anew, for more lists with many different grades. Choice and answer follow from
+  them, and only these are to be learned: the answer follows what is written.
+  Without such examples a model reads it off the prompt as well, and names
+  candidates twice where its own grades and the prompt disagree.
 
   Args:
     requests: R training requests, of which a random share
@@ -160,6 +163,9 @@ def build_counterfactuals(
   for index, request in enumerate(requests):
     if rng.random() < template.config.counterfactuals:
       grades = rng.permutation(boosted.grades(teacher_scores[index][None])[0])
+      drawn = rng.random(len(grades)) < _REDRAWN
+      grades = np.where(
+          drawn, rng.integers(boosted.NUM_GRADES, size=len(grades)), grades)
       yield _record(
           len(requests) + index, request, template,
           boosted.orders(grades[None])[0], grades, conclusion_only=True)

@@ -225,6 +225,15 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
           f'{prompt.max_response} rounded up to prompt.pad_multiple='
           f'{prompt.pad_multiple}.')
   block_causal = config.get('canvas', {}).get('clean_stream') == 'block_causal'
+  if block_causal and config.get('opd', {}).get('teacher') == 'self':
+    raise ValueError(
+        "config.opd.teacher is 'self': expected another with "
+        "canvas.clean_stream='block_causal', whose clean stream sees the tokens "
+        'that it would teach.')
+  if (config.get('opd', {}).get('positions') == 'corrected' and not compact):
+    raise ValueError(
+        "config.opd.positions is 'corrected': it needs candidates that are "
+        "single tokens, prompt.response_format='compact'.")
   for name, section in config.items():
     # AR fine-tuning is one token a block, where both streams are the same.
     if (block_causal and name != 'ar_sft'

@@ -70,11 +70,11 @@ def test_counterfactual_answers_follow_their_grades():
     assert record.supervised_from == np.argmax(record.is_answer) - 2
     original = originals[record.example_id - len(requests)]
     np.testing.assert_array_equal(record.prompt, original.prompt)
-    # What is given differs from the teacher's in the order of the grades.
+    # What is given differs from the teacher's in grades alone.
     given = slice(record.supervised_from)
     changed = original.response[given] != record.response[given]
-    old, new = (r.response[given][changed] for r in (original, record))
-    assert sorted(old) == sorted(new) and {*old.tolist()} <= set(grade_of)
+    assert {*original.response[given][changed].tolist(),
+            *record.response[given][changed].tolist()} <= set(grade_of)
     moved += changed.any()
   assert moved > .9 * len(written)
   again = records.build_counterfactuals(requests, taught, scores, 1)

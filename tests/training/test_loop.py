@@ -227,3 +227,59 @@ def test_failing_batches_raise_in_the_loop(tmp_path):
   with pytest.raises(ValueError, match='items.jsonl:3'):
     toy_run.train(tmp_path, batches=toy_run.Batches(hook),
                   devices=jax.devices()[:1])
+
+
+class Rounds:
+  """Batches that depend on the policy, two updates a round."""
+  updates = 2
+
+  def __init__(self, stop_in_round=None):
+    self.rounds = []
+    self._stop = stop_in_round
+
+  def example(self):
+    return {k: jnp.asarray(v) for k, v in toy_run.make_batch(0).items()}
+
+  def collect(self, params, round_, seed):
+    self.rounds.append(round_)
+    if round_ == self._stop:
+      raise RuntimeError('stopped in a round')
+    shift = float(params['out'].sum()) + seed
+    return [{k: jnp.asarray(v + shift * (k == 'y')) for k, v in
+             toy_run.make_batch(2 * round_ + update).items()}
+            for update in range(2)]
+
+
+def test_rounds_resume_where_the_last_one_was_saved(tmp_path):
+  one = dict(devices=jax.devices()[:1],
+             config=toy_run.get_config(checkpoint_every=4))
+  undisturbed = Rounds()
+  want = toy_run.train(tmp_path / 'a', batches=undisturbed, **one)
+  assert undisturbed.rounds == list(range(10))
+  with pytest.raises(RuntimeError, match='stopped in a round'):
+    toy_run.train(tmp_path / 'b', batches=Rounds(stop_in_round=5), **one)
+  resumed = Rounds()
+  got = toy_run.train(tmp_path / 'b', batches=resumed, **one)
+  assert resumed.rounds == list(range(4, 10))  # saved at step 8
+  jax.tree.map(np.testing.assert_array_equal, want, got)
+  assert _metrics(tmp_path / 'a') == _metrics(tmp_path / 'b')
+
+
+def test_a_signal_waits_for_the_end_of_its_round(tmp_path):
+  class Interrupting(Rounds):
+    def collect(self, params, round_, seed):
+      if round_ == 3:
+        signal.raise_signal(signal.SIGTERM)
+      return super().collect(params, round_, seed)
+
+  with pytest.raises(loop.Interrupted, match='at step 8 of 20'):
+    toy_run.train(tmp_path, batches=Interrupting(), devices=jax.devices()[:1],
+                  config=toy_run.get_config(checkpoint_every=4))
+
+
+@pytest.mark.parametrize('field', ['steps', 'eval_every', 'checkpoint_every'])
+def test_a_round_is_not_split(tmp_path, field):
+  with pytest.raises(ValueError, match=f'{field} is 5: expected a multiple'):
+    toy_run.train(tmp_path, batches=Rounds(), devices=jax.devices()[:1],
+                  config=toy_run.get_config(
+                      **{'checkpoint_every': 4, field: 5}))

@@ -20,6 +20,7 @@ def _config(path=_CONFIGS / 'quickstart.py'):
 
 def _check(**changes):
   config = _config()
+  config.recipe = validation.RECIPE
   config.update_from_flattened_dict(
       {k.replace('__', '.'): v for k, v in changes.items()})
   validation.check(config)
@@ -68,6 +69,15 @@ def test_bad_values_name_the_field(field, value, expected):
     (dict(canvas__block_size=7), 'canvas.block_size=7 does not divide the'),
     (dict(model__head_dim=15), 'head_dim=15'),
     (dict(canvas__alignment='left'), 'alignment='),
+    (dict(recipe=('ar_sft', 'cft', 'convert')), 'config.recipe is'),
+    (dict(recipe=('ar_sft', 'convert')), 'config.recipe is'),
+    (dict(recipe=('ar_sft', 'convert', 'cft', 'sft')), 'config.recipe is'),
+    (dict(opd__teacher='self', canvas__clean_stream='block_causal',
+          cft__ar_weight=0.), 'config.opd.teacher'),
+    (dict(opd__divergence='both'), 'config.opd: divergence='),
+    (dict(rl__rollout__canvases='two'), 'rl.rollout.canvases is .* all, one'),
+    (dict(rl__rollout__updates=3), 'rl.steps is .*rollout.updates=3'),
+    (dict(ar_rl__reward__condition='none'), 'config.ar_rl.reward: .*condition'),
 ])
 def test_fields_that_contradict_each_other(changes, message):
   with pytest.raises(ValueError, match=message):

@@ -1,0 +1,132 @@
+"""OPD on the quickstart: which positions may the causal teacher teach?
+
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=BASE
+    python experiments/opd_positions/run.py --base=BASE --workdir=DIR
+
+BASE is a finished quickstart. Every variant distils its `cft` weights with the
+same prompts, steps and rates, is decoded on all validation requests at several
+thresholds, and becomes a line of results.json and results.md here. A variant
+that DIR already holds is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pathlib
+
+from absl import logging
+import jax
+import ml_collections
+
+from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import responses
+from dgr2_jax.evaluation import rows
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import stages
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+THRESHOLDS = (1., .9, .6, .4)
+# Name -> fields of config.opd.
+VARIANTS = {
+    'all, as published': dict(positions='all', elsewhere='none'),
+    'nothing right, else nothing': dict(
+        positions='nothing_right', elsewhere='none'),
+    'nothing right, else cross-entropy': dict(
+        positions='nothing_right', elsewhere='cross_entropy'),
+    'cross-entropy only': dict(divergence='none'),
+    'all, teacher corrected': dict(positions='corrected', elsewhere='none'),
+}
+
+
+def config_of(base: pathlib.Path, fields: dict) -> ml_collections.ConfigDict:
+  """BASE's config with an `opd` stage of these fields."""
+  path = ROOT / 'configs' / 'quickstart.py'
+  spec = importlib.util.spec_from_file_location('quickstart', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  opd = module.get_config('on_policy').opd
+  config = ml_collections.ConfigDict(
+      json.loads((base / 'config.json').read_text(encoding='utf-8')))
+  config.recipe = ('ar_sft', 'convert', 'cft', 'opd')
+  config.opd = opd
+  config.opd.update(fields)
+  return config
+
+
+def measure(experiment: experiment_lib.Experiment, stage: str) -> list[dict]:
+  """The stage's weights on the validation requests, AR and by threshold."""
+  params = experiment.restore(stage)
+  batches = experiment.eval_batches(
+      'validation', experiment.config.evaluate.batch_size)
+  targets = experiment.data.target_positions('validation')
+  points = []
+  for threshold in ('ar', *THRESHOLDS):
+    autoregressive = threshold == 'ar'
+    outcome = responses.outcome(stage, responses.decode_split(
+        experiment.model, params, batches,
+        threshold=1. if autoregressive else threshold,
+        vocabulary=experiment.vocabulary, mesh=experiment.mesh,
+        canvas=(canvas_lib.AUTOREGRESSIVE if autoregressive
+                else experiment.canvas),
+        config=experiment.decode_config()), experiment.parser,
+        experiment.config.data.num_candidates)
+    ranks = metrics.means(metrics.rank_of_target(outcome.orders, targets))
+    points.append({
+        'threshold': threshold, 'n': len(targets),
+        **{name: ranks[name] for name in ('recall@1', 'ndcg@3')},
+        'valid_rate': rows.validity(outcome.failures)['valid_rate'],
+        'tokens_per_forward': float(
+            outcome.tokens.sum() / outcome.calls.sum())})
+  return points
+
+
+def table(results: dict[str, list[dict]]) -> str:
+  """results.md."""
+  n = next(iter(results.values()))[0]['n']
+  lines = ['# OPD by position', '',
+           f'{n:,} validation requests. Written by run.py.', '',
+           '| variant | tau | Recall@1 | NDCG@3 | valid | TPF |',
+           '|---|---|---|---|---|---|']
+  for name, points in results.items():
+    for p in points:
+      lines.append(
+          f'| {name} | {p["threshold"]} | {p["recall@1"]:.3f} | '
+          f'{p["ndcg@3"]:.3f} | {p["valid_rate"]:.3f} | '
+          f'{p["tokens_per_forward"]:.2f} |')
+  return '\n'.join(lines) + '\n'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--base', type=pathlib.Path, required=True)
+  parser.add_argument('--workdir', type=pathlib.Path, required=True)
+  args = parser.parse_args()
+  logging.set_verbosity(logging.INFO)
+  logging.use_absl_handler()
+  results = {}
+  for index, (name, fields) in enumerate(VARIANTS.items()):
+    config = config_of(args.base.resolve(), fields)
+    workdir = args.workdir.resolve() / f'variant{index}'
+    (workdir / 'checkpoints').mkdir(parents=True, exist_ok=True)
+    for shared in ('data', 'checkpoints/ar_sft', 'checkpoints/convert',
+                   'checkpoints/cft'):
+      if not (workdir / shared).exists():
+        (workdir / shared).symlink_to(args.base.resolve() / shared)
+    logging.info('Variant: %s.', name)
+    stages.run(config, workdir, 'opd')
+    experiment = experiment_lib.Experiment(config, workdir)
+    if not results:
+      results['before OPD (cft)'] = measure(experiment, 'cft')
+    results[name] = measure(experiment, 'opd')
+    jax.clear_caches()
+  (HERE / 'results.json').write_text(json.dumps(results, indent=1) + '\n')
+  (HERE / 'results.md').write_text(table(results))
+  print(table(results))
+
+
+if __name__ == '__main__':
+  main()
