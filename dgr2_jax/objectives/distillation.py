@@ -114,11 +114,11 @@ def divergence(teacher: jax.Array, student: jax.Array, kind: str,
   # 0 log 0 = 0, also in the gradient.
   possible = jnp.isfinite(teacher)
   teacher = jnp.where(possible, teacher, 0.)
-  gap = teacher - jnp.where(possible, jnp.maximum(student, _FLOOR), 0.)
+  gap = teacher - jnp.where(jnp.isfinite(student), student, _FLOOR)
   return jnp.where(possible, jnp.exp(teacher) * gap, 0.).sum(-1)
 
 
-# A token that one side excludes costs the other at most so many nats.
+# Log-probability, for the other side, of a token that one side excludes.
 _FLOOR = -50.
 
 
@@ -152,7 +152,18 @@ def loss(model: transformer.Transformer, params: Any,
 
   Returns:
     The scalar loss and scalar metrics.
+
+  Raises:
+    ValueError: a block_causal clean stream is to teach or to be scored, or
+      candidates are needed and not given.
   """
+  own = 'teacher_states' not in batch
+  if canvas.clean_stream == 'block_causal' and (own or config.ar_weight):
+    raise ValueError('a block_causal clean stream sees the tokens it would '
+                     'teach or score: ar_weight must be 0 and the teacher '
+                     'another model')
+  if config.positions == 'corrected' and not candidate_ids:
+    raise ValueError("positions='corrected' needs candidate_ids")
   response = batch['response']
   n, g, length = response.shape
   b = canvas.block_size
@@ -160,7 +171,6 @@ def loss(model: transformer.Transformer, params: Any,
       model, params, canvas_lib.Canvas(
           batch['prompt'], batch['prompt_length'], response, batch['start'],
           batch['masked']), vocabulary.mask_id, canvas)
-  own = 'teacher_states' not in batch
   teacher_states = states.clean if own else batch['teacher_states']
   teacher_states = jax.lax.stop_gradient(teacher_states).reshape(
       n, g * length, -1)
@@ -214,9 +224,8 @@ def loss(model: transformer.Transformer, params: Any,
     used = weight * (distilled | cross_entropy)
     used, state, at, distilled, excluded = scoring.gather_rows(
         used.reshape(n, -1), _capacity(used, canvas, state),
-        *(x.reshape(n, -1, *x.shape[tail:]) for x, tail in (
-            (state, state.ndim - 1), (at, at.ndim), (distilled, distilled.ndim),
-            (excluded, excluded.ndim - 1))))
+        *(x.reshape(n, used[0].size, *x.shape[used.ndim:])
+          for x in (state, at, distilled, excluded)))
     token = jnp.take_along_axis(response.reshape(n, -1), at, 1)
     teacher_state = jnp.take_along_axis(teacher_states, at[..., None], 1)
     kl, nats = scoring.in_chunks(

@@ -6,7 +6,8 @@ policy that decoded it, and advantage A_g,
     rho_i = exp(log p(x_i | the canvas that decided it) - l_i)
     L = - mean over groups of 1 / sum_g |o_g| *
           sum_g sum_i min(rho_i A_g, clip(rho_i, 1 - eps_low, 1 + eps_high) A_g)
-        + kl_weight * the same mean of k3(reference || policy)
+        + kl_weight * the same mean of k3, an estimate of
+          KL(policy || reference)
 
 (token-level clipped surrogate of DAPO, arXiv 2503.14476; ratios by trace
 replay as in TraceRL, 2509.06949). With B = 1 every token is decided on the
@@ -34,7 +35,7 @@ class PolicyConfig:
   Attributes:
     clip_low: eps_low.
     clip_high: eps_high.
-    kl_weight: of the k3 estimate of the divergence from a reference.
+    kl_weight: of the divergence from a reference.
     head_chunk: rows a request that meet the LM head at a time; 0 is all.
   """
   clip_low: float = 0.2
@@ -60,7 +61,8 @@ def replayed_logprobs(
     head_chunk: see `PolicyConfig`.
 
   Returns:
-    float32 [N, G, L]; 0 where no canvas decided the token.
+    float32 [N, G, L]; 0 where no canvas decided the token. Seeds are scored
+    wherever they stand, beyond the end of the response too.
   """
   response = batch['response']
   n, g, length = response.shape

@@ -186,6 +186,10 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
       except (TypeError, ValueError) as e:
         raise ValueError(
             f'config.{name}{"." if field else ""}{field}: {e}') from e
+    if name in ('ar_rl', 'rl') and section.rollout.canvases != 'all':
+      raise ValueError(
+          f'config.{name}.rollout.canvases is {section.rollout.canvases!r}: '
+          "expected 'all'; a policy is scored on the step that decided a token.")
     unit = section.get('rollout', {}).get('updates', 1)
     for field in ('steps', 'eval_every', 'checkpoint_every'):
       if section[field] % unit:

@@ -197,13 +197,12 @@ def config_of(**changes):
     (SHIFTED, config_of()),  # the paper's
     (SHIFTED, config_of(positions='nothing_right', elsewhere='cross_entropy',
                         ar_weight=.3, head_chunk=5)),
-    (SHIFTED, config_of(positions='nothing_right', divergence='reverse')),
     (SHIFTED, config_of(divergence='none')),
     (SHIFTED, config_of(positions='corrected')),
     (canvas_lib.CanvasConfig(B, 'block_causal'),
      config_of(elsewhere='cross_entropy')),
-    (SAME, config_of(divergence='reverse', ar_weight=.3)),
-    (SAME, config_of(positions='nothing_right', elsewhere='cross_entropy')),
+    (SAME, config_of(divergence='reverse', positions='nothing_right',
+                     elsewhere='cross_entropy', ar_weight=.3)),
 ])
 def test_loss_and_gradient_equal_dense_rows(canvas, config):
   model, params, teacher, batch, steps = problem(canvas)
@@ -372,3 +371,16 @@ def test_config_names_the_field():
   for field in ('divergence', 'positions', 'elsewhere'):
     with pytest.raises(ValueError, match=f"{field}='some'"):
       dataclasses.replace(config_of(), **{field: 'some'})
+
+
+@pytest.mark.parametrize('config, own, message', [
+    (config_of(), True, 'block_causal'),
+    (config_of(ar_weight=.5), False, 'block_causal'),
+    (config_of(positions='corrected'), False, 'candidate_ids')])
+def test_what_a_clean_stream_cannot_teach_is_an_error(config, own, message):
+  model, params, teacher, batch, _ = problem(SHIFTED)
+  batch = {k: v for k, v in batch.items() if not own or k != 'teacher_states'}
+  with pytest.raises(ValueError, match=message):
+    distillation.loss(
+        model, params, batch, canvas_lib.CanvasConfig(B, 'block_causal'),
+        config, V, teacher)

@@ -168,3 +168,25 @@ def test_bad_fields_are_named(tmp_path):
     assert result.returncode == 1
     assert message in result.stderr, result.stderr[-2000:]
     assert 'Traceback' not in result.stderr
+
+
+def test_published_form_trains_too(tmp_path):
+  """GR2's chat prompt and JSON answers, through fine-tuning and conversion."""
+  flags = [
+      '--config.prompt.response_format=json',
+      "--config.prompt.item_fields=('sid','title')",
+      "--config.prompt.evidence=('score',)", '--config.prompt.max_history=2',
+      '--config.prompt.max_prompt=1500', '--config.prompt.max_response=480',
+      '--config.tokenizer.vocab_size=800',
+      '--config.data.max_train_requests=32',
+      '--config.evaluate.constrained_ar=False',
+      '--config.evaluate.batch_size=8',
+      "--config.recipe=('ar_sft','convert','cft')"]
+  for stage in ('ar_sft', 'cft'):
+    flags += [f'--config.{stage}.{field}' for field in (
+        'steps=2', 'eval_every=2', 'eval_requests=8', 'batch_size=4')]
+  for stage in ('prepare', 'ar_sft', 'convert', 'cft'):
+    result = run(tmp_path / 'run', f'--stage={stage}', *flags)
+    assert result.returncode == 0, result.stderr[-3000:]
+  last = metrics(tmp_path / 'run')[-1]
+  assert last['stage'] == 'cft' and 0 <= last['validation/parse_rate'] <= 1

@@ -76,6 +76,7 @@ def test_bad_values_name_the_field(field, value, expected):
           cft__ar_weight=0.), 'config.opd.teacher'),
     (dict(opd__divergence='both'), 'config.opd: divergence='),
     (dict(rl__rollout__canvases='two'), 'rl.rollout.canvases is .* all, one'),
+    (dict(rl__rollout__canvases='one'), "rl.rollout.canvases is 'one'"),
     (dict(rl__rollout__updates=3), 'rl.steps is .*rollout.updates=3'),
     (dict(ar_rl__reward__condition='none'), 'config.ar_rl.reward: .*condition'),
 ])
