@@ -192,6 +192,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       stage.batch_size = 8
       # Untrained responses are all invalid: let length tell them apart.
       stage.reward.overlong_buffer = 36
+    c.rl.update(eval_every=2)
     c.rl.rollout.update(updates=2, refill=2)
     c.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1,
                    head_dim=16, mlp_dim=64)
