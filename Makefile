@@ -4,8 +4,8 @@ WORKDIR ?= /tmp/dgr2_quickstart
 
 .PHONY: quickstart test clean
 
-# Large pages for the heap (glibc) make a training step on CPUs about a sixth
-# faster; elsewhere the variable does nothing.
+# Large pages for the heap (glibc) make training steps on CPUs faster; elsewhere
+# the variable does nothing.
 quickstart: .venv/installed
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 .venv/bin/python -m dgr2_jax.main \
 	    --config=configs/quickstart.py --workdir=$(WORKDIR)

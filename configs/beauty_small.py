@@ -15,8 +15,8 @@ import ml_collections
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` is '' or 'on_policy'."""
   if variant not in ('', 'on_policy'):
-    raise ValueError(f'configs/beauty_small.py:{variant}: expected on_policy or '
-                     'nothing after the colon')
+    raise ValueError(f'configs/beauty_small.py:{variant}: expected on_policy '
+                     'or nothing after the colon')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.

@@ -1,8 +1,8 @@
 """Trains, evaluates and reports a generative re-ranker.
 
     python -m dgr2_jax.main --config=configs/quickstart.py --workdir=DIR
-    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=DIR \\
-        --stage=cft --config.cft.steps=500
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=OTHER \\
+        --stage=prepare --config.cft.steps=500
 
 Without --stage every stage runs in order. Any field of the config can be set
 as --config.section.field=value. The same command again goes on from where it

@@ -2,8 +2,8 @@
 
     python experiments/seeds.py experiments/quickstart
 
-reads experiments/quickstart/seed*/report.json and writes summary.md beside them:
-every row and every point of the frontier, mean (lowest - highest) over seeds.
+reads experiments/quickstart/seed*/report.json and writes summary.md beside
+them: every row and every point of the frontier, mean (lowest - highest) over seeds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def _recovered(report: Mapping[str, Any], entry: Mapping[str, Any],
 def _table(reports: Sequence[Mapping[str, Any]], key: str,
            label: Callable[[Mapping[str, Any]], str]) -> list[str]:
   names = [name for name, _ in _METRICS]
-  lines = [f'| {" | ".join(["", *names, *(f"{m} kept" for m in _RECOVERED)])} |',
-           '|---' * (1 + len(names) + len(_RECOVERED)) + '|']
+  header = ['', *names, *(f'{metric} kept' for metric in _RECOVERED)]
+  lines = [f'| {" | ".join(header)} |',
+           '|---' * len(header) + '|']
   for index, entry in enumerate(reports[0][key]):
     same = [report[key][index] for report in reports]
     if len({label(e) for e in same}) > 1:

@@ -118,7 +118,7 @@ class PromptConfig:
       raise ValueError(f'prompt.counterfactuals is {self.counterfactuals}: '
                        'expected 0 to 1.')
     if self.counterfactuals and not self.trace.grades:
-      raise ValueError('prompt.counterfactuals shuffles grades: it needs '
+      raise ValueError('prompt.counterfactuals changes grades: it needs '
                        'prompt.trace.grades.')
     for field in ('max_history', 'max_prompt', 'max_response'):
       if getattr(self, field) < 1:

@@ -150,7 +150,9 @@ def build_counterfactuals(
   anew, for more lists with many different grades. Choice and answer follow from
   them, and only these are to be learned: the answer follows what is written.
   Without such examples a model reads it off the prompt as well, and names
-  candidates twice where its own grades and the prompt disagree.
+  candidates twice where its own grades and the prompt disagree. (Given tokens
+  can be masked on a canvas: the choice, in a block with grades, is then learned
+  as what it is without them, a guess.)
 
   Args:
     requests: R training requests, of which a random share

@@ -150,8 +150,7 @@ def supervision(batch: dict[str, jax.Array], canvas: canvas_lib.Canvas,
 
   Returns:
     float [N, G, L] and [N, G, M, B]. Blocks after the one that holds EOS
-    carry nothing; the EOS that fill that block are supervised as noise, and
-    on the clean stream where they are a seed.
+    carry nothing; the EOS that fill that block are supervised as noise.
   """
   b = config.block_size
   weight = token_weights(batch, weights)

@@ -4,7 +4,7 @@ The student decodes; the frozen teacher reads the *clean* response causally, the
 student its own *masked canvases*; both are aligned so that state i scores token
 i. For response o, its canvases c and token weights w (those of CFT),
 
-    L = sum_c a_c sum_{i masked in c} w_i D(teacher_i || student_i,c) / sum_i w_i
+    L = sum_c a_c sum_{i masked in c} w_i D(teacher_i || student_ic) / sum_i w_i
 
 with a_c = 1 over the number of steps of c's block (or one random step a block
 with a_c = 1: the same on average). Seeds are decided on the clean stream and
@@ -190,9 +190,11 @@ def loss(model: transformer.Transformer, params: Any,
   distilled = right | (config.positions != 'nothing_right')
   excluded = jnp.zeros((*at.shape, len(candidate_ids)), bool)
   if config.positions == 'corrected':
-    excluded = revealed_to_the_right(
-        canvas_lib.take_tokens(response, positions), batch['masked'],
-        candidate_ids)
+    # In the answer; reasoning may name a candidate as often as it likes.
+    answer = canvas_lib.take_tokens(batch['is_answer'], positions)
+    excluded = answer[..., None] & revealed_to_the_right(
+        canvas_lib.take_tokens(response, positions),
+        batch['masked'] | ~answer, candidate_ids)
   if config.divergence == 'none':
     distilled &= False
   parts = [(weight, states.noisy, at, distilled, excluded)]

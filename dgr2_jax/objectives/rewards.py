@@ -1,4 +1,4 @@
-"""Rewards of re-ranked lists (GR2, arXiv 2602.07774; Diffusion-GR2, 2607.01170).
+"""Rewards of re-ranked lists (GR2, 2602.07774; Diffusion-GR2, 2607.01170).
 
 With r0 and r the target's rank, from one, in the incoming order and in the
 answer, and N candidates:

@@ -95,6 +95,9 @@ class Rollouts:
         RL; to a teacher they are as good as others).
       supervised: batches of records by index, handed on beside the responses.
     """
+    if jax.process_count() > 1:
+      raise ValueError(f'{stage} runs in one process; found '
+                       f'{jax.process_count()}')
     self.updates = config.updates
     self._experiment = experiment
     self._stage = stage

@@ -294,6 +294,9 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
   Raises:
     ValueError: a field of the config, the data, or a stage that needs another.
   """
+  if 'recipe' not in config:
+    raise ValueError('config.recipe is missing: expected the stages between '
+                     'prepare and evaluate')
   recipe = ('prepare', *config.recipe, 'evaluate')
   if stage is not None and stage not in recipe:
     raise ValueError(f'--stage={stage} is not in config.recipe, '

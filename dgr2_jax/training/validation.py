@@ -61,12 +61,15 @@ def _one_of(*values: str) -> _Rule:
 _NOT_NEGATIVE = (lambda x: _is_number(x) and x >= 0, 'a number of at least 0')
 _ABOVE_ZERO = (lambda x: _is_number(x) and x > 0, 'a number above 0')
 _SHARE = (_share, 'a number from 0 to 1')
+_ABOVE_ZERO_TO_ONE = (lambda x: _share(x) and x > 0,
+                      'a number above 0 and at most 1')
 _BELOW_ONE = (lambda x: _share(x) and x < 1, 'a number from 0 to below 1')
 _SWITCH = (lambda x: isinstance(x, bool), 'True or False')
 _THRESHOLDS = (
     lambda x: (isinstance(x, (tuple, list)) and len(x) > 0
-               and all(map(_share, x)) and len(set(x)) == len(x)),
-    'one or more different numbers from 0 to 1')
+               and all(_share(t) and t > 0 for t in x)
+               and len(set(x)) == len(x)),
+    'one or more different numbers above 0 and at most 1')
 _DTYPE = _one_of('float32', 'bfloat16', 'float16')
 # What a validation gives; see `stages`.
 _METRICS = _one_of(*metrics.METRICS, *rows.validity(None), 'reward',
@@ -103,7 +106,7 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'\w+\.rollout\.(num_rollouts|updates|max_denoising_steps|refill'
      r'|canvas_multiple)', _whole(1)),
     (r'\w+\.rollout\.top_k', _whole(0)),
-    (r'\w+\.rollout\.(threshold|top_p)', _SHARE),
+    (r'\w+\.rollout\.(threshold|top_p)', _ABOVE_ZERO_TO_ONE),
     (r'\w+\.rollout\.temperature', _NOT_NEGATIVE),
     (r'\w+\.rollout\.canvases', _one_of('all', 'one')),
     (r'\w+\.reward\.overlong_buffer', _whole(0)),
@@ -114,12 +117,13 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
      _whole(1)),
     (r'\w+\.(warmup_steps|eval_requests|head_chunk)', _whole(0)),
     (r'\w+\.learning_rate', _ABOVE_ZERO),
-    (r'\w+\.(weight_decay|grad_clip|(reasoning|answer|ar|kl|cft)_weight|clip_low'
-     r'|clip_high)', _NOT_NEGATIVE),
+    (r'\w+\.(weight_decay|grad_clip|(reasoning|answer|ar|kl|cft)_weight'
+     r'|clip_low|clip_high)', _NOT_NEGATIVE),
     (r'\w+\.teacher_top_k', _whole(0)),
     (r'\w+\.mask_pairs', _whole(1)),
     (r'\w+\.(b1|b2)', _BELOW_ONE),
-    (r'\w+\.(full_block_prob|min_ratio|eval_threshold)', _SHARE),
+    (r'\w+\.(full_block_prob|min_ratio)', _SHARE),
+    (r'\w+\.eval_threshold', _ABOVE_ZERO_TO_ONE),
     (r'\w+\.schedule', _one_of('cosine', 'constant')),
     (r'\w+\.best_metric', _METRICS),
 ))
@@ -169,8 +173,8 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
   known = [name for name in RECIPE if name in recipe]
   if list(recipe) != known or not {'ar_sft', 'convert', 'cft'} <= set(recipe):
     raise ValueError(
-        f'config.recipe is {recipe}: expected names of {RECIPE}, in this order, '
-        'with ar_sft, convert and cft among them.')
+        f'config.recipe is {recipe}: expected names of {RECIPE}, in this '
+        'order, with ar_sft, convert and cft among them.')
   for name in recipe:
     if name == 'convert':
       continue
@@ -178,6 +182,8 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
       raise ValueError(f'config.{name} is missing: config.recipe has {name}.')
     section = config[name]
     for field, build in _SECTIONS.get(name, {}).items():
+      if field and field not in section:
+        raise ValueError(f'config.{name}.{field} is missing.')
       values = section.get(field) if field else {
           f.name: section[f.name] for f in dataclasses.fields(build)
           if f.name in section}
@@ -186,16 +192,21 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
       except (TypeError, ValueError) as e:
         raise ValueError(
             f'config.{name}{"." if field else ""}{field}: {e}') from e
+    if name == 'opd':
+      teachers = ('ar', 'self', *recipe[:recipe.index('opd')])
+      if section.teacher not in teachers:
+        raise ValueError(f'config.opd.teacher is {section.teacher!r}: expected '
+                         f'one of {", ".join(teachers)}.')
     if name in ('ar_rl', 'rl') and section.rollout.canvases != 'all':
       raise ValueError(
           f'config.{name}.rollout.canvases is {section.rollout.canvases!r}: '
-          "expected 'all'; a policy is scored on the step that decided a token.")
+          "expected 'all'; a token is scored on the step that decided it.")
     unit = section.get('rollout', {}).get('updates', 1)
     for field in ('steps', 'eval_every', 'checkpoint_every'):
       if section[field] % unit:
         raise ValueError(
-            f'config.{name}.{field} is {section[field]}: expected a multiple of '
-            f'{name}.rollout.updates={unit}; a round is not split.')
+            f'config.{name}.{field} is {section[field]}: expected a multiple '
+            f'of {name}.rollout.updates={unit}; a round is not split.')
 
 
 def _check_together(config: ml_collections.ConfigDict) -> None:
@@ -208,7 +219,7 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
                      'needs the directory of the data.')
   prompt = config.get('prompt', {})
   compact = prompt.get('response_format') == prompts.COMPACT
-  if (compact and prompt.trace.grades and prompt.answer_order != 'teacher'):
+  if prompt and prompt.trace.grades and prompt.answer_order != 'teacher':
     raise ValueError(
         'config.prompt.trace.grades are those of the teacher: expected '
         f"prompt.answer_order='teacher', got {prompt.answer_order!r}; or set "
@@ -232,8 +243,8 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
   if block_causal and config.get('opd', {}).get('teacher') == 'self':
     raise ValueError(
         "config.opd.teacher is 'self': expected another with "
-        "canvas.clean_stream='block_causal', whose clean stream sees the tokens "
-        'that it would teach.')
+        "canvas.clean_stream='block_causal', whose clean stream sees the "
+        'tokens that it would teach.')
   if (config.get('opd', {}).get('positions') == 'corrected' and not compact):
     raise ValueError(
         "config.opd.positions is 'corrected': it needs candidates that are "

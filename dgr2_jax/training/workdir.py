@@ -26,8 +26,8 @@ import jax
 import ml_collections
 
 # Fields that change where a run computes, what it keeps or how it is evaluated
-# at the end, but not what is trained. They may differ when a run is resumed, and
-# config.json is brought up to date; everything else is compared.
+# at the end, but not what is trained. They may differ when a run is resumed,
+# and config.json is brought up to date; everything else is compared.
 _RESUMABLE = re.compile(
     r'mesh\..+|.+\.keep|evaluate\.(?!(batch_size|max_denoising_steps)$).+')
 
