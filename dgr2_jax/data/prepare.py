@@ -104,11 +104,14 @@ def _build(config: ml_collections.ConfigDict,
         records.build(getattr(sets, split), template, scores[split]),
         tokenizer.pad_id)
   if prompt_config.counterfactuals:
-    records.write(
-        directory / f'{_COUNTERFACTUALS}.array_record',
-        records.build_counterfactuals(
-            sets.train, template, scores['train'], config.data.seed),
-        tokenizer.pad_id)
+    extra = list(records.build_counterfactuals(
+        sets.train, template, scores['train'], config.data.seed))
+    if not extra:
+      raise ValueError(
+          f'prompt.counterfactuals={prompt_config.counterfactuals} draws none '
+          f'of {len(sets.train)} training requests; raise it or set it to 0.')
+    records.write(directory / f'{_COUNTERFACTUALS}.array_record', extra,
+                  tokenizer.pad_id)
   summary = _summary(config, dataset, sets, statistics, tokenizer)
   summary['files'] = dict(workdir_lib.checksums(directory))
   workdir_lib.write_text(directory / 'summary.json',

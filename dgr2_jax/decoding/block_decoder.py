@@ -247,7 +247,7 @@ def _narrowed(logits, config):
   ordered = jnp.sort(logits, axis=-1, descending=True)
   if config.top_k:
     ordered = jnp.where(
-        jnp.arange(ordered.shape[-1]) < config.top_k, ordered, -jnp.inf)
+        np.arange(ordered.shape[-1]) < config.top_k, ordered, -jnp.inf)
   probability = jax.nn.softmax(ordered)
   # A token stays if those before it do not hold the mass yet.
   stays = jnp.cumsum(probability, -1) - probability < config.top_p

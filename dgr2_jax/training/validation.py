@@ -7,7 +7,7 @@ on the data, such as the length of prompts, is checked where it is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import math
 import re
@@ -34,6 +34,13 @@ _SECTIONS = {
     'ar_rl': {**_ON_POLICY, '': policy.PolicyConfig},
     'rl': {**_ON_POLICY, '': policy.PolicyConfig},
     'opd': {**_ON_POLICY, '': distillation.DistillationConfig}}
+
+# What every training stage must have, and some more.
+_TRAINING = ('batch_size', 'steps', 'learning_rate', 'warmup_steps', 'schedule',
+             'weight_decay', 'grad_clip', 'b1', 'b2', 'log_every', 'eval_every',
+             'checkpoint_every', 'keep', 'best_metric', 'eval_requests',
+             'eval_threshold')
+_MORE = {'opd': ('teacher', 'cft_weight')}
 
 # (test, what it expects)
 _Rule = tuple[Callable[[Any], bool], str]
@@ -167,26 +174,42 @@ def _check_fields(section: ml_collections.ConfigDict, prefix: str) -> None:
         break
 
 
+def _require(section: ml_collections.ConfigDict, prefix: str,
+             wanted: Mapping[str, Iterable[str]]) -> None:
+  """Sections and the fields that they must have."""
+  for name, fields in wanted.items():
+    if not isinstance(section.get(name), ml_collections.ConfigDict):
+      raise ValueError(f'config.{prefix}{name} is missing, or no section.')
+    for field in fields:
+      if field not in section[name]:
+        raise ValueError(f'config.{prefix}{name}.{field} is missing.')
+
+
 def _check_recipe(config: ml_collections.ConfigDict) -> None:
   """The stages between prepare and evaluate, and their sections."""
+  if not isinstance(config.recipe, (tuple, list)):
+    raise ValueError(f'config.recipe is {config.recipe!r}: expected a tuple of '
+                     'stages.')
   recipe = tuple(config.recipe)
   known = [name for name in RECIPE if name in recipe]
   if list(recipe) != known or not {'ar_sft', 'convert', 'cft'} <= set(recipe):
     raise ValueError(
         f'config.recipe is {recipe}: expected names of {RECIPE}, in this '
         'order, with ar_sft, convert and cft among them.')
+  _require(config, '', {'evaluate': (), **{
+      name: (*_TRAINING, *_MORE.get(name, ())) for name in recipe
+      if name != 'convert'}})
+  chunk = config.get('model', {}).get('canvas_chunk', 0)
   for name in recipe:
     if name == 'convert':
       continue
-    if name not in config:
-      raise ValueError(f'config.{name} is missing: config.recipe has {name}.')
     section = config[name]
     for field, build in _SECTIONS.get(name, {}).items():
-      if field and field not in section:
-        raise ValueError(f'config.{name}.{field} is missing.')
-      values = section.get(field) if field else {
-          f.name: section[f.name] for f in dataclasses.fields(build)
-          if f.name in section}
+      known = [f.name for f in dataclasses.fields(build)]
+      if field:
+        _require(section, f'{name}.', {field: known})
+      values = section[field] if field else {
+          f: section[f] for f in known if f in section}
       try:
         build(**values)
       except (TypeError, ValueError) as e:
@@ -197,11 +220,22 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
       if section.teacher not in teachers:
         raise ValueError(f'config.opd.teacher is {section.teacher!r}: expected '
                          f'one of {", ".join(teachers)}.')
-    if name in ('ar_rl', 'rl') and section.rollout.canvases != 'all':
+    rollout = section.get('rollout', {})
+    if name in ('ar_rl', 'rl'):
+      if rollout.canvases != 'all':
+        raise ValueError(
+            f'config.{name}.rollout.canvases is {rollout.canvases!r}: '
+            "expected 'all'; a token is scored on the step that decided it.")
+      for field, least in (('num_rollouts', 2), ('temperature', 1e-3)):
+        if rollout[field] < least:
+          raise ValueError(
+              f'config.{name}.rollout.{field} is {rollout[field]}: expected at '
+              f'least {least}; nothing is learned from groups of equals.')
+    if chunk and name in ('opd', 'rl') and rollout.canvas_multiple % chunk:
       raise ValueError(
-          f'config.{name}.rollout.canvases is {section.rollout.canvases!r}: '
-          "expected 'all'; a token is scored on the step that decided it.")
-    unit = section.get('rollout', {}).get('updates', 1)
+          f'config.model.canvas_chunk is {chunk}: expected a divisor of '
+          f'{name}.rollout.canvas_multiple={rollout.canvas_multiple}.')
+    unit = rollout.get('updates', 1)
     for field in ('steps', 'eval_every', 'checkpoint_every'):
       if section[field] % unit:
         raise ValueError(

@@ -125,8 +125,11 @@ def dense_rows(batch, steps, canvas, config):
           kl[i] = weight
         elif nothing or config.elsewhere == 'cross_entropy':
           nats[i] = weight
-        if config.positions == 'corrected':
-          excluded[i, [t for t in shown if t in CANDIDATES]] = True
+        if config.positions == 'corrected' and batch['is_answer'][n, g, i]:
+          answer = [response[j] for j in range(i + 1, start + B)
+                    if not seen[k].masked[j - start]
+                    and batch['is_answer'][n, g, j]]
+          excluded[i, [t for t in answer if t in CANDIDATES]] = True
     for i in range(LENGTH):
       if k == 0 and not nothing:
         seed = canvas.shifted and i % B == 0

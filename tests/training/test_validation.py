@@ -76,6 +76,9 @@ def test_bad_values_name_the_field(field, value, expected):
     (dict(recipe=('ar_sft', 'convert', 'cft', 'sft')), 'config.recipe is'),
     (dict(opd__teacher='self', canvas__clean_stream='block_causal',
           cft__ar_weight=0.), 'config.opd.teacher'),
+    (dict(rl__rollout__num_rollouts=1), 'rl.rollout.num_rollouts is 1'),
+    (dict(ar_rl__rollout__temperature=0.), 'ar_rl.rollout.temperature is 0'),
+    (dict(model__canvas_chunk=3), 'config.model.canvas_chunk is 3'),
     (dict(opd__teacher='rl'), 'config.opd.teacher is'),
     (dict(prompt__response_format='json', prompt__answer_order='target',
           evaluate__constrained_ar=False), 'prompt.trace.grades'),
@@ -103,6 +106,30 @@ def test_wrong_types_and_names_of_a_forked_config():
   with config.unlocked():
     del config.prompt.evidence
   with pytest.raises(ValueError, match='config.prompt .*evidence'):
+    validation.check(config)
+
+
+@pytest.mark.parametrize('section, field', [
+    ('cft', 'steps'), ('rl', 'batch_size'), ('opd', 'teacher'),
+    ('rl', 'reward'), ('opd.rollout', 'canvases')])
+def test_missing_fields_of_a_stage(section, field):
+  config = _config()
+  config.recipe = validation.RECIPE
+  with config.unlocked():
+    part = config
+    for name in section.split('.'):
+      part = part[name]
+    del part[field]
+  with pytest.raises(ValueError, match=f'config.{section}.{field} is missing'):
+    validation.check(config)
+
+
+def test_a_section_that_is_none():
+  config = _config()
+  with config.unlocked():
+    del config.cft
+    config.cft = 3
+  with pytest.raises(ValueError, match='config.cft is missing, or no section'):
     validation.check(config)
 
 
