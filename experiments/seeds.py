@@ -38,7 +38,10 @@ def _recovered(report: Mapping[str, Any], entry: Mapping[str, Any],
 
 def _table(reports: Sequence[Mapping[str, Any]], key: str,
            label: Callable[[Mapping[str, Any]], str]) -> list[str]:
-  names = [name for name, _ in _METRICS]
+  entries = [entry for report in reports for entry in report[key]]
+  measured = [(name, digits) for name, digits in _METRICS
+              if any(entry.get(name) is not None for entry in entries)]
+  names = [name for name, _ in measured]
   header = ['', *names, *(f'{metric} kept' for metric in _RECOVERED)]
   lines = [f'| {" | ".join(header)} |',
            '|---' * len(header) + '|']
@@ -48,7 +51,7 @@ def _table(reports: Sequence[Mapping[str, Any]], key: str,
       raise ValueError(f'the reports differ in their {key}: '
                        f'{sorted({label(e) for e in same})}')
     cells = [spread((e.get(name) for e in same), digits)
-             for name, digits in _METRICS]
+             for name, digits in measured]
     cells += [spread((_recovered(r, e, m) for r, e in zip(reports, same)), 2)
               for m in _RECOVERED]
     lines.append(f'| {label(entry)} | {" | ".join(cells)} |')

@@ -37,6 +37,9 @@ VARIABLES = {
     SERIES[5]: ('--series-6', '#d4d45a'),
 }
 
+# Validation metrics that are shares, and so can share an axis.
+_VALIDATION = tuple(f'validation/{name}' for name in (
+    'recall@1', 'ndcg@3', 'valid_rate'))
 _MARKERS = {'ar': '*', 'threshold': 'o', 'verify': 'D'}
 _AXES = {
     'tokens_per_forward': 'tokens per forward',
@@ -136,8 +139,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
   Args:
     records: lines of metrics.jsonl. Of their figures those called a loss make
-      one panel a stage, and those that begin with `valid` (validation metrics)
-      another.
+      one panel a stage, and a few validation metrics another.
 
   Returns:
     The panels, in the order in which the stages appear.
@@ -164,7 +166,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
           sorted(lines.items()), itertools.cycle(styles)):
         steps = sorted(values)
         ax.plot(steps, [values[s] for s in steps], dash, color=colour,
-                marker='.' if len(steps) < 30 else None, label=name)
+                marker='.' if len(steps) < 30 else None,
+                label=name.split('/')[-1])
       ax.set_xlabel('step')
 
     panels.append(_panel(f'curves_{stage}_{kind}', f'{stage}: {kind}', draw))
@@ -175,7 +178,7 @@ def _kind(key: str) -> str | None:
   """Which panel a figure belongs to; None for speed, gradient norms, ..."""
   if 'loss' in key:
     return 'loss'
-  return 'validation' if key.startswith('valid') else None
+  return 'validation' if key in _VALIDATION else None
 
 
 def _full(metric: str) -> str:

@@ -1,6 +1,6 @@
 """Supervised objective of the AR model (SFT) and of conversion (CFT).
 
-Masked-diffusion training of the assistant message (method.md, stage 1):
+Masked-diffusion training of the assistant message (arXiv 2607.01170, stage 1):
 
     L = sum_i w_i (-log p(x_i | prompt, clean blocks before, visible tokens of
         its own block)) / sum_i w_i,    w_i = l_r (reasoning) or l_o (answer)

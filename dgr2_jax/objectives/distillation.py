@@ -1,4 +1,4 @@
-"""On-policy distillation from the AR teacher (method.md, stage 2).
+"""On-policy distillation from the AR teacher (arXiv 2607.01170, stage 2).
 
 The student decodes; the frozen teacher reads the *clean* response causally, the
 student its own *masked canvases*; both are aligned so that state i scores token

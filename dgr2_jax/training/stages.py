@@ -67,7 +67,7 @@ def ar_sft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
 
 def ar_rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """GR2's reinforcement learning of the AR re-ranker (method.md, section 2)."""
+  """GR2's reinforcement learning of the AR re-ranker (arXiv 2602.07774)."""
   experiment = experiment_lib.Experiment(config, workdir)
   _reinforce(experiment, 'ar_rl', canvas_lib.AUTOREGRESSIVE)
 
@@ -105,19 +105,19 @@ def add_mask_token(params: Any, vocabulary: vocabulary_lib.Vocabulary,
 
 
 def cft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Conversion fine-tuning (method.md, stage 1)."""
+  """Conversion fine-tuning (arXiv 2607.01170, stage 1)."""
   experiment = experiment_lib.Experiment(config, workdir)
   _denoise(experiment, 'cft', experiment.restore(experiment.before('cft')),
            experiment.canvas)
 
 
 def opd(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """On-policy distillation from the AR teacher (method.md, stage 2)."""
+  """On-policy distillation from the AR teacher (arXiv 2607.01170, stage 2)."""
   _distil(experiment_lib.Experiment(config, workdir))
 
 
 def rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Reinforcement learning of the student (method.md, stage 3)."""
+  """Reinforcement learning of the student (arXiv 2607.01170, stage 3)."""
   experiment = experiment_lib.Experiment(config, workdir)
   _reinforce(experiment, 'rl', experiment.canvas)
 
