@@ -304,3 +304,4 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
   for name in recipe if stage is None else (stage,):
     logging.info('Stage %s.', name)
     _RUN[name](config, workdir)
+    logging.info('Stage %s is complete.', name)
