@@ -70,6 +70,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.prompt = dict(
       response_format='compact',  # json: GR2's published form
       item_fields=('category', 'brand'),  # sid, title
+      # Facts by name: dgr2_jax/data/facts.py; a + joins them into one token.
       evidence=('category+brand+follows', 'score+popularity',
                 'bought_with_last+bought_with_history',
                 'bought_after_last+bought_with_recent'),

@@ -3,7 +3,8 @@
     python experiments/seeds.py experiments/quickstart
 
 reads experiments/quickstart/seed*/report.json and writes summary.md beside
-them: every row and every point of the frontier, mean (lowest - highest) over seeds.
+them: every row and every point of the frontier, mean (lowest - highest) over
+the seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 _METRICS = (('recall@1', 3), ('recall@3', 3), ('ndcg@3', 3), ('valid_rate', 3),
             ('tokens_per_forward', 2))
-_RECOVERED = ('recall@1', 'ndcg@3')
+_RECOVERED = ('recall@1', 'ndcg@3')  # kept of ar's gain over the retriever
 
 
 def spread(values: Iterable[float | None], digits: int) -> str:
@@ -28,14 +29,6 @@ def spread(values: Iterable[float | None], digits: int) -> str:
   return f'{sum(values) / len(values):.{digits}f} ({low} - {high})'
 
 
-def _recovered(report: Mapping[str, Any], entry: Mapping[str, Any],
-               metric: str) -> float | None:
-  """The share of ar's gain over the retriever that an entry keeps."""
-  row = {r['name']: r for r in report['rows']}
-  gain = row['ar'][metric] - row['pre_rank'][metric]
-  return (entry[metric] - row['pre_rank'][metric]) / gain if gain else None
-
-
 def _table(reports: Sequence[Mapping[str, Any]], key: str,
            label: Callable[[Mapping[str, Any]], str]) -> list[str]:
   entries = [entry for report in reports for entry in report[key]]
@@ -43,8 +36,7 @@ def _table(reports: Sequence[Mapping[str, Any]], key: str,
               if any(entry.get(name) is not None for entry in entries)]
   names = [name for name, _ in measured]
   header = ['', *names, *(f'{metric} kept' for metric in _RECOVERED)]
-  lines = [f'| {" | ".join(header)} |',
-           '|---' * len(header) + '|']
+  lines = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
   for index, entry in enumerate(reports[0][key]):
     same = [report[key][index] for report in reports]
     if len({label(e) for e in same}) > 1:
@@ -52,8 +44,8 @@ def _table(reports: Sequence[Mapping[str, Any]], key: str,
                        f'{sorted({label(e) for e in same})}')
     cells = [spread((e.get(name) for e in same), digits)
              for name, digits in measured]
-    cells += [spread((_recovered(r, e, m) for r, e in zip(reports, same)), 2)
-              for m in _RECOVERED]
+    cells += [spread(((e['recovery'] or {}).get(metric) for e in same), 2)
+              for metric in _RECOVERED]
     lines.append(f'| {label(entry)} | {" | ".join(cells)} |')
   return lines
 

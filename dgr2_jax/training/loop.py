@@ -23,14 +23,11 @@ from concurrent import futures
 import contextlib
 import math
 import pathlib
-import signal
-import threading
 from typing import Any, Protocol
 
 from absl import logging
 from flax import struct
 import jax
-from jax.experimental import multihost_utils
 import jax.numpy as jnp
 from jax.sharding import Mesh
 import ml_collections
@@ -38,6 +35,7 @@ import numpy as np
 import optax
 
 from dgr2_jax.training import checkpoints as checkpoints_lib
+from dgr2_jax.training import interrupts
 from dgr2_jax.training import logging as metrics_logging
 from dgr2_jax.training import optimizer as optimizer_lib
 from dgr2_jax.training import sharding
@@ -252,7 +250,7 @@ class _Run:
     config, unit = self._config, getattr(batches, 'updates', 1)
     self._writer = metrics_logging.MetricsWriter(workdir, self._stage,
                                                  self._step)
-    with (contextlib.closing(self._writer), _Signals() as signals,
+    with (contextlib.closing(self._writer), interrupts.Signals() as signals,
           contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
       self._clock_start, self._started = 0., self._step
@@ -382,51 +380,6 @@ def _prefetch(batches: Batches, mesh: Mesh, start: int,
         yield queue.pop(0).result()
     finally:
       pool.shutdown(cancel_futures=True)
-
-
-class _Signals:
-  """Turns SIGTERM and SIGINT into a question asked between two steps.
-
-  A second SIGINT interrupts at once, as usual. Outside the main thread signals
-  are left alone.
-  """
-
-  _HANDLED = (signal.SIGTERM, signal.SIGINT)
-
-  def __enter__(self) -> '_Signals':
-    self._received = False
-    self._previous = {}
-    if threading.current_thread() is threading.main_thread():
-      for number in self._HANDLED:
-        self._previous[number] = signal.signal(number, self._handle)
-    return self
-
-  def __exit__(self, *unused_args) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler or signal.SIG_DFL)
-
-  def _handle(self, number: int, frame: Any) -> None:
-    del frame
-    if self._received and number == signal.SIGINT:
-      raise KeyboardInterrupt
-    self._received = True
-    logging.warning('%s: stopping after this step.',
-                    signal.Signals(number).name)
-
-  def received(self, synchronise: bool) -> bool:
-    """Whether to stop.
-
-    Args:
-      synchronise: whether the processes of a job may agree now, which costs
-        them a round trip; otherwise only a single process may stop.
-
-    Returns:
-      The same answer on all processes.
-    """
-    if jax.process_count() == 1:
-      return self._received
-    return synchronise and bool(np.max(multihost_utils.process_allgather(
-        np.int32(self._received))))
 
 
 def _size(tree: Any) -> int:

@@ -94,6 +94,18 @@ def test_report_has_the_rows_and_the_frontier(finished):
   assert 'pre_rank' in stdout and 'TPF' in stdout
 
 
+def test_on_policy_stages_learn_from_exact_ratios(finished):
+  """What is killed and resumed below is not a run that stands still."""
+  lines = [line for line in metrics(finished[0])
+           if 'train/gradient_norm' in line]
+  for stage in ('ar_rl', 'opd', 'rl'):
+    assert any(line['train/gradient_norm'] > 0 for line in lines
+               if line['stage'] == stage), stage
+  # One update a round: every ratio is 1 before it.
+  assert all(line['train/max_log_ratio'] < 1e-4 for line in lines
+             if line['stage'] == 'ar_rl')
+
+
 def test_same_command_again_changes_nothing(finished):
   workdir, _ = finished
   before = metrics(workdir), report(workdir)
