@@ -123,6 +123,7 @@ def main(argv: Sequence[str]) -> None:
       raise UsageError(f'--stage={_STAGE.value}: unknown; the stages are '
                        f'{", ".join(stages.STAGES)}.')
     validation.check(_CONFIG.value)
+    stages.plan(_CONFIG.value, _STAGE.value)
     with workdir.open_workdir(_WORKDIR.value, _CONFIG.value) as directory:
       stages.run(_CONFIG.value, directory, _STAGE.value)
   except loop.Interrupted as e:

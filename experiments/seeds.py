@@ -3,8 +3,8 @@
     python experiments/seeds.py experiments/quickstart
 
 reads experiments/quickstart/seed*/report.json and writes summary.md beside
-them: every row and every point of the frontier, mean (lowest - highest) over
-the seeds.
+them: every row, every point of the frontier and what every stage changed, mean
+(lowest - highest) over the seeds.
 """
 
 from __future__ import annotations
@@ -50,6 +50,24 @@ def _table(reports: Sequence[Mapping[str, Any]], key: str,
   return lines
 
 
+def _stages(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+  """What each stage changed: over the seeds, and the intervals of each."""
+  lines = ['| stage | before | decoding | reward | change of reward '
+           '| by seed, with 95 % intervals |', '|---' * 6 + '|']
+  for index, stage in enumerate(reports[0]['stages']):
+    same = [report['stages'][index] for report in reports]
+    if len({(s['name'], s['before'], s['decoding']) for s in same}) > 1:
+      raise ValueError('the reports differ in their stages')
+    each = ', '.join(
+        f'{s["change"]["reward"]:+.3f} [{s["ci"]["reward"][0]:+.3f}, '
+        f'{s["ci"]["reward"][1]:+.3f}]' for s in same)
+    lines.append(
+        f'| {stage["name"]} | {stage["before"]} | {stage["decoding"]} | '
+        f'{spread((s["reward"] for s in same), 3)} | '
+        f'{spread((s["change"]["reward"] for s in same), 3)} | {each} |')
+  return lines
+
+
 def _point(point: Mapping[str, Any]) -> str:
   how = ('AR' if point['mode'] == 'ar' else
          f'{"" if point["mode"] == "threshold" else "verify "}tau '
@@ -82,6 +100,9 @@ def summary(directory: pathlib.Path) -> str:
   lines += ['Rows, at tau 1:', '', *_table(reports, 'rows',
                                            lambda row: row['name']), '']
   lines += ['Frontier:', '', *_table(reports, 'frontier', _point)]
+  if all(r.get('stages') for r in reports):
+    lines += ['', 'What each stage changed in the mean reward of the test '
+              'requests, against the stage before it:', '', *_stages(reports)]
   return '\n'.join(lines) + '\n'
 
 

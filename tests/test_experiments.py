@@ -48,12 +48,18 @@ def test_summary_of_two_made_up_seeds(tmp_path):
              'valid_rate': .99, 'tokens_per_forward': 2., 'recovery': kept}
     (folder / 'report.json').write_text(json.dumps({
         'conditional': 1000 + seed, 'dataset': {}, 'rows': rows,
-        'frontier': [point]}))
+        'frontier': [point], 'stages': [{
+            'name': 'rl', 'before': 'opd', 'decoding': 'x', 'reward': cft,
+            'change': {'reward': .01 * (seed + 1)},
+            'ci': {'reward': [-.005, .03]}}]}))
   text = SEEDS['summary'](tmp_path)
   assert 'seed0 1,000, seed1 1,001' in text
   line, = (l for l in text.splitlines() if l.startswith('| cft |'))
   assert '0.400 (0.350 - 0.450)' in line
   assert line.count('1.00 (0.50 - 1.50)') == 2  # kept of R@1 and of NDCG@3
   assert '| cft, tau 0.9 |' in text
+  line, = (l for l in text.splitlines() if l.startswith('| rl | opd |'))
+  assert '0.400 (0.350 - 0.450)' in line and '0.015 (0.010 - 0.020)' in line
+  assert line.count('[-0.005, +0.030]') == 2
   with pytest.raises(ValueError, match='no seed'):
     SEEDS['summary'](tmp_path / 'seed0')

@@ -29,6 +29,7 @@ def run(config, workdir, stage):
 
 stages = types.ModuleType('dgr2_jax.training.stages')
 stages.STAGES, stages.run = ('prepare', 'ar_sft', 'cft'), run
+stages.plan = lambda config, stage: None
 sys.modules[stages.__name__] = training.stages = stages
 from dgr2_jax import main
 main.run()

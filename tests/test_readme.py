@@ -28,13 +28,10 @@ def expected(content, row, decoding):
     speedup = None
   else:
     threshold = None if decoding == 'AR' else float(decoding.split()[1])
-    if row == 'cft':
-      found, = (p for p in content['frontier'] if p['row'] == row
-                and p['threshold'] == threshold)
-      speedup = found['speedup']
-    else:
-      found, = (r for r in content['rows'] if r['name'] == row)
-      speedup = None
+    points = [p for p in content['frontier'] if p['row'] == row
+              and p['threshold'] == threshold]
+    found, = points or [r for r in content['rows'] if r['name'] == row]
+    speedup = found.get('speedup')
   return [quoted(found['recall@1'], 3), quoted(found['ndcg@3'], 3),
           quoted(found.get('valid_rate'), 3),
           quoted(found.get('tokens_per_forward'), 2), quoted(speedup, 2)]

@@ -40,7 +40,7 @@ class DecodeConfig:
   Attributes:
     max_response: L, response tokens at most; a multiple of B.
     num_rollouts: G, responses a request.
-    temperature: 0 is greedy.
+    temperature: of the draw, not of the confidence; 0 is greedy.
     top_k: draws from the likeliest tokens only; 0 is off.
     top_p: draws from the likeliest tokens that hold this mass; 1 is off.
     max_denoising_steps: per block; at the cap everything left is committed.
@@ -225,11 +225,17 @@ def _logits(model, params, hidden, state: _State, vocabulary, config):
 
 
 def _draw(logits, row_keys, calls, config):
-  """Token, top probability and the token's log-probability, [N, G, B] each."""
-  if config.temperature:
-    logits = logits / config.temperature
+  """Token, confidence and the token's log-probability, [N, G, B] each.
+
+  Confidence is the top probability at temperature 1: what tau means does not
+  depend on the temperature.
+  """
   logprobs = jax.nn.log_softmax(logits)
+  confidence = jnp.exp(logprobs.max(-1))
   if config.temperature:
+    if config.temperature != 1:
+      logits = logits / config.temperature
+      logprobs = jax.nn.log_softmax(logits)
     keys = jax.vmap(jax.vmap(jax.random.fold_in))(row_keys, calls)
     token = jax.vmap(jax.vmap(jax.random.categorical))(
         keys, _narrowed(logits, config))
@@ -237,7 +243,7 @@ def _draw(logits, row_keys, calls, config):
     token = jnp.argmax(logits, -1)
   token = token.astype(jnp.int32)
   logprob = jnp.take_along_axis(logprobs, token[..., None], -1)[..., 0]
-  return token, jnp.exp(logprobs.max(-1)), logprob
+  return token, confidence, logprob
 
 
 def _narrowed(logits, config):

@@ -9,14 +9,17 @@
     naive            convert          blocks, tau = 1
     cft, opd, rl     of the recipe    blocks, tau = 1
 
-The frontier decodes the last of these weights autoregressively and at every
-threshold. Its speeds are measured in one run, the modes taking turns.
+`stages` tells what the on-policy stages changed: decoded at tau = 1, at the
+largest threshold below, and sampled as the last of them samples. The frontier
+decodes the last of these weights autoregressively and at every threshold. Its
+speeds are measured in one run, the modes taking turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import itertools
 import os
 import platform
 import sys
@@ -33,7 +36,10 @@ from dgr2_jax.decoding import block_decoder
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows as rows_lib
+from dgr2_jax.evaluation import tables
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.objectives import rewards
+from dgr2_jax.training import rollouts
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
              'numpy', 'scikit-learn')
@@ -69,22 +75,33 @@ class _Evaluation:
     outcomes = [rows_lib.RowOutcome('pre_rank', incoming),
                 rows_lib.RowOutcome('gbdt', data.boosted_orders('test'))]
     recipe = self._experiment.config.recipe
+    teachers = {}
     if 'ar_rl' in recipe:
-      outcomes.append(self._decode(
-          'ar_sft', self._experiment.restore('ar_sft'),
-          canvas_lib.AUTOREGRESSIVE, 1.)[0])
+      params = self._experiment.restore('ar_sft')
+      teachers['ar_sft'] = {'ar': self._decode(
+          'ar_sft', params, canvas_lib.AUTOREGRESSIVE, 1.)[0]}
+      outcomes.append(teachers['ar_sft']['ar'])
+      self._sample(teachers['ar_sft'], params, 'ar_rl')
     teacher = self._experiment.restore(self._experiment.before('convert'))
     reference, _ = self._decode('ar', teacher, canvas_lib.AUTOREGRESSIVE, 1.)
     outcomes.append(reference)
+    if teachers:
+      teachers['ar'] = {'ar': reference}
+      self._sample(teachers['ar'], teacher, 'ar_rl')
     if self._config.constrained_ar:
       outcomes.append(self._constrained(teacher))
     canvas = self._experiment.canvas
     outcomes.append(self._decode(
         'naive', self._experiment.restore('convert'), canvas, 1.)[0])
     *earlier, last = recipe[recipe.index('convert') + 1:]
+    shown = max((t for t in self._config.thresholds if t < 1), default=1.)
+    students = {}
     for name in earlier:
-      outcomes.append(self._decode(
-          name, self._experiment.restore(name), canvas, 1.)[0])
+      params = self._experiment.restore(name)
+      students[name] = {tables.tau(t): self._decode(name, params, canvas, t)[0]
+                        for t in dict.fromkeys((1., shown))}
+      outcomes.append(students[name][tables.tau(1.)])
+      self._sample(students[name], params, last)
     student = self._experiment.restore(last)
     points = {'ar': self._decode(last, student, canvas_lib.AUTOREGRESSIVE, 1.)}
     for threshold in self._config.thresholds:
@@ -92,8 +109,10 @@ class _Evaluation:
     if 1. not in points:
       points[1.] = self._decode(last, student, canvas, 1.)
     outcomes.append(points[1.][0])
+    students[last] = {tables.tau(t): points[t][0] for t in (1., shown)}
+    if earlier:
+      self._sample(students[last], student, last)
     speeds = self._speeds(student)
-    shown = max((t for t in self._config.thresholds if t < 1), default=1.)
     content = {
         'title': f'Diffusion-GR2 on {self._experiment.config.data.name}',
         'command': ' '.join([os.path.basename(sys.executable), '-m',
@@ -109,6 +128,7 @@ class _Evaluation:
         'rows': [self._row(o, reference) for o in outcomes],
         'frontier': [self._point(name, points, speeds, reference)
                      for name in ('ar', *self._config.thresholds)],
+        'stages': self._stages(teachers) + self._stages(students),
         'model': self._model(student),
         'examples': self._examples(points[shown], shown),
         'timing': {'seconds': self._seconds,
@@ -122,18 +142,23 @@ class _Evaluation:
     return content
 
   def _decode(self, name: str, params: Any, canvas: canvas_lib.CanvasConfig,
-              threshold: float, **options):
+              threshold: float, how: str = '', **options):
     """The outcome and the rollout of one way to decode the test requests."""
     begin = time.monotonic()
-    how = 'autoregressive' if canvas.block_size == 1 else f'tau {threshold:g}'
+    how = how or ('ar' if canvas.block_size == 1 else tables.tau(threshold))
     rollout = responses.decode_split(
         self._experiment.model, params, self._batches, threshold=threshold,
         vocabulary=self._experiment.vocabulary, canvas=canvas,
         config=dataclasses.replace(self._experiment.decode_config(),
                                    **options),
         mesh=self._experiment.mesh, what=f'{name}, {how}')
-    outcome = responses.outcome(name, rollout, self._experiment.parser,
-                                self._num_candidates)
+    # Rewarded as its reinforcement learning rewards.
+    stage = ('ar_rl' if name.startswith('ar')
+             else self._experiment.config.recipe[-1])
+    reward = self._experiment.config.get(stage, {}).get('reward', {})
+    outcome = responses.outcome(
+        name, rollout, self._experiment.parser, self._targets,
+        self._num_candidates, rewards.RewardConfig(**reward))
     self._seconds[f'{name}, {how}'] = time.monotonic() - begin
     valid = rows_lib.validity(outcome.failures)['valid_rate']
     logging.info('%s, %s: %d requests, valid %.3f, %.2f tokens per forward.',
@@ -171,6 +196,30 @@ class _Evaluation:
     return rows_lib.build_row(
         outcome, self._targets, reference, seed=self._experiment.config.seed,
         resamples=self._config.bootstrap_resamples)
+
+  def _sample(self, decoded: dict[str, rows_lib.RowOutcome], params: Any,
+              stage: str) -> None:
+    """Adds responses that are sampled as the on-policy `stage` samples."""
+    rollout = rollouts.RolloutConfig(**self._experiment.config[stage].rollout)
+    canvas, how = self._experiment.canvas, tables.tau(rollout.threshold)
+    if stage == 'ar_rl':
+      canvas, how = canvas_lib.AUTOREGRESSIVE, 'ar'
+    how += f', temperature {rollout.temperature:g}'
+    name = next(iter(decoded.values())).name
+    decoded[how] = self._decode(
+        name, params, canvas, rollout.threshold, how,
+        **dataclasses.asdict(rollout.decoding(
+            self._experiment.data.response_length)))[0]
+
+  def _stages(self, decoded: dict[str, dict[str, rows_lib.RowOutcome]]
+              ) -> list[dict[str, Any]]:
+    """What each stage changed, by name and decoding; the first is a start."""
+    return [rows_lib.build_stage(
+        decoded[name][how], decoded[before][how], self._targets, decoding=how,
+        seed=self._experiment.config.seed,
+        resamples=self._config.bootstrap_resamples)
+            for before, name in itertools.pairwise(decoded)
+            for how in decoded[name]]
 
   def _point(self, name, points, speeds, reference) -> dict[str, Any]:
     return rows_lib.build_frontier_point(

@@ -88,7 +88,8 @@ def render(content: Mapping[str, Any], headline: Sequence[str],
   sections = {
       'Results': ''.join(map(_table, (
           tables.accuracy(content), tables.differences(content),
-          tables.validity(content), tables.unconditional(content)))),
+          tables.stages(content), tables.validity(content),
+          tables.unconditional(content)))),
       'Frontier': _panels(frontier) + _table(tables.frontier(content)),
       'Published figures': ''.join(map(_table, published)),
       'Training curves': _panels(curves),

@@ -17,6 +17,7 @@ what does not apply, sections marked ? may be absent:
     timing          nested; floats are seconds, but for names that end in
                     _per_second, whole numbers are counts
     environment     nested, anything
+    stages?         list of `rows.build_stage`: each stage against the one before
     model?          nested, anything: parameters, block size, vocabulary, ...
     examples?       list, see `examples`
 
@@ -89,11 +90,13 @@ def summary(content: Mapping[str, Any]) -> str:
   content = _checked(content)
   parts = [content['title'], *(f'- {line}' for line in headline(content))]
   differences = tables.differences(content, rows_lib.KEY_METRICS)
-  for table in (tables.accuracy(content), differences,
+  stages = tables.stages(content)
+  for table in (tables.accuracy(content), differences, stages,
                 tables.validity(content), tables.frontier(content)):
     if table.rows:
       # Intervals of single rows would make the lines too long to read.
-      parts += ['', table.title, _columns(table, table is differences)]
+      parts += ['', table.title,
+                _columns(table, table is differences or table is stages)]
   return '\n'.join(parts) + '\n'
 
 
@@ -209,7 +212,8 @@ def _markdown(content, lines, frontier: Sequence[figures.Panel],
 
   section('Results', *map(_markdown_table, (
       tables.accuracy(content), tables.differences(content),
-      tables.validity(content), tables.unconditional(content))))
+      tables.stages(content), tables.validity(content),
+      tables.unconditional(content))))
   section('Frontier', _images(frontier),
           _markdown_table(tables.frontier(content)))
   section('Published figures', *map(_markdown_table, published))

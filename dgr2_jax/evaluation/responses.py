@@ -18,6 +18,7 @@ from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
+from dgr2_jax.objectives import rewards
 from dgr2_jax.training import sharding
 
 _PROGRESS_SECONDS = 10.
@@ -69,32 +70,37 @@ def decode_split(
 
 
 def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
-            num_candidates: int) -> rows.RowOutcome:
-  """Reads every response, strictly and leniently.
+            targets: np.ndarray, num_candidates: int,
+            reward: rewards.RewardConfig) -> rows.RowOutcome:
+  """Reads every response, strictly and leniently, and rewards it.
 
   Args:
     name: of the row.
     rollout: from `decode_split`, n responses.
     parser: of the response form.
+    targets: int [n], positions among the candidates; -1 is none of them.
     num_candidates: C; an invalid response leaves the incoming order 0 .. C-1.
+    reward: what a response earns.
   """
   incoming = tuple(range(num_candidates))
-  orders, lenient, failures, answer_tokens, answer_calls = [], [], [], [], []
+  parses, lenient, answer_tokens, answer_calls = [], [], [], []
   for tokens, length, call in zip(rollout.tokens, rollout.length,
                                   rollout.call):
     parse = parser.strict(tokens[:length])
-    orders.append(parse.order or incoming)
+    parses.append(parse)
     lenient.append(parser.lenient(tokens[:length]) or incoming)
-    failures.append(parse.failure)
     begin = length if parse.answer_start is None else parse.answer_start
     answer_tokens.append(length - begin)
     # Calls that committed a token of the answer; AR: as many as tokens.
     answer_calls.append(len(set(call[begin:length].tolist())))
+  earned = rewards.rewards(parses, targets, rollout.length,
+                           rollout.tokens.shape[-1], num_candidates, reward)
   return rows.RowOutcome(
-      name=name, orders=np.array(orders), lenient_orders=np.array(lenient),
-      failures=failures, tokens=rollout.length, calls=rollout.calls,
+      name=name, orders=np.array([p.order or incoming for p in parses]),
+      lenient_orders=np.array(lenient),
+      failures=[p.failure for p in parses], tokens=rollout.length, calls=rollout.calls,
       answer_tokens=np.array(answer_tokens),
-      answer_calls=np.array(answer_calls))
+      answer_calls=np.array(answer_calls), rewards=earned['reward'])
 
 
 def tokens_per_second(

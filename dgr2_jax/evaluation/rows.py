@@ -40,6 +40,7 @@ class RowOutcome:
     calls: int [n], model calls of the response, prefill and commits included.
     answer_tokens: int [n], tokens of the answer span.
     answer_calls: int [n], calls that committed a token of the answer span.
+    rewards: float [n], what the responses earn; see `objectives/rewards.py`.
   """
   name: str
   orders: np.ndarray
@@ -49,6 +50,7 @@ class RowOutcome:
   calls: np.ndarray | None = None
   answer_tokens: np.ndarray | None = None
   answer_calls: np.ndarray | None = None
+  rewards: np.ndarray | None = None
 
   def __post_init__(self):
     n = len(self.orders)
@@ -65,7 +67,7 @@ class RowOutcome:
         raise ValueError(f'{self.name}: {field}[{broken[0]}] is not a '
                          f'permutation: {orders[broken[0]].tolist()}')
     for field in ('failures', 'tokens', 'calls', 'answer_tokens',
-                  'answer_calls'):
+                  'answer_calls', 'rewards'):
       value = getattr(self, field)
       if value is not None and len(value) != n:
         raise ValueError(
@@ -150,6 +152,51 @@ def build_row(outcome: RowOutcome, target_positions: np.ndarray,
   row.update(validity(kept.failures))
   row.update(_tokens_per_forward(kept))
   return row
+
+
+def build_stage(outcome: RowOutcome, before: RowOutcome,
+                target_positions: np.ndarray, *, decoding: str,
+                seed: int = 0, resamples: int = 10_000) -> dict[str, Any]:
+  """One entry of `stages` in report.json: what a stage changed.
+
+  Args:
+    outcome: the stage's weights, with rewards.
+    before: those of the stage before it, decoded in the same way.
+    target_positions: int [n]; -1 where the retriever missed the target.
+    decoding: names how both were decoded.
+    seed: of the bootstrap.
+    resamples: of the bootstrap.
+
+  Returns:
+    `reward`, the key metrics and `valid_rate` of the stage, and under `change`
+    the mean and under `ci` the 95 % interval of their paired differences to
+    the stage before.
+
+  Raises:
+    ValueError: as `build_row`.
+  """
+  hits = _hits(outcome, target_positions)
+
+  def per_request(o):
+    kept = _select(o, hits)
+    by_name = metrics.per_request(
+        metrics.rank_of_target(kept.orders, target_positions[hits]))
+    return {'reward': kept.rewards,
+            **{name: by_name[name] for name in KEY_METRICS},
+            'valid_rate': np.array([f == parsing.VALID for f in kept.failures],
+                                   float)}
+
+  after, earlier = per_request(outcome), per_request(before)
+  bounds = intervals.paired_bootstrap(
+      np.stack(list(after.values()), 1), np.stack(list(earlier.values()), 1),
+      seed=seed, resamples=resamples)
+  means = {name: float(values.mean()) for name, values in after.items()}
+  return {
+      'name': outcome.name, 'before': before.name, 'decoding': decoding,
+      'n': int(hits.sum()), **means,
+      'change': {name: means[name] - float(earlier[name].mean())
+                 for name in means},
+      'ci': {name: bounds[:, i].tolist() for i, name in enumerate(means)}}
 
 
 def build_frontier_point(

@@ -89,12 +89,17 @@ def row_named(content: Mapping[str, Any], name: str) -> dict[str, Any] | None:
   return next((r for r in content['rows'] if r['name'] == name), None)
 
 
+def tau(threshold: float) -> str:
+  """A threshold's name: 'τ 0.9'."""
+  return f'τ {threshold:g}'
+
+
 def mode_name(point: Mapping[str, Any]) -> str:
   """How a frontier point was decoded: 'ar', 'τ 0.9', 'verify τ 0.9'."""
   if point['threshold'] is None:
     return point['mode']
-  tau = f'τ {point["threshold"]:g}'
-  return tau if point['mode'] == 'threshold' else f'{point["mode"]} {tau}'
+  how = tau(point['threshold'])
+  return how if point['mode'] == 'threshold' else f'{point["mode"]} {how}'
 
 
 def accuracy(content: Mapping[str, Any]) -> Table:
@@ -140,6 +145,31 @@ def differences(content: Mapping[str, Any],
       body if reference else (),
       'Paired over the same requests, with 95% bootstrap intervals; bold '
       'where the interval excludes zero.')
+
+
+def stages(content: Mapping[str, Any]) -> Table:
+  """What each stage changed in the weights of the one before it."""
+  names = ('reward', *rows_lib.KEY_METRICS, 'valid_rate')
+
+  def cell(stage, name):
+    bounds = stage['ci'][name]
+    return Cell(f'{number(stage[name])} ({signed(stage["change"][name])})',
+                interval(bounds), excludes_zero(bounds))
+
+  body = tuple(
+      (Cell(stage['name']), Cell(stage['before']), Cell(stage['decoding']),
+       *(cell(stage, name) for name in names))
+      for stage in content.get('stages') or ())
+  return Table(
+      'Each stage against the one before',
+      ('stage', 'before', 'decoding', 'reward', *map(
+          short, rows_lib.KEY_METRICS), 'valid'), body,
+      'In brackets the change over the stage before, with its 95% bootstrap '
+      'interval, paired over the same test requests; bold where the interval '
+      "excludes zero. Reward: the target's promotion and the conditional "
+      'format reward. Reinforcement learning maximises its mean over sampled '
+      'responses; without a temperature the likeliest tokens are taken.',
+      text_columns=3)
 
 
 def validity(content: Mapping[str, Any]) -> Table:

@@ -132,6 +132,12 @@ def take_tokens(clean: jax.Array, positions: jax.Array) -> jax.Array:
   return jnp.take_along_axis(clean, flat, axis=-1).reshape(n, g, m, b)
 
 
+def take_rows(responses: jax.Array, owner: jax.Array) -> jax.Array:
+  """[N, R, ...] of [N, G, ...]: row r is that of response `owner` [N, R]."""
+  index = owner.reshape(owner.shape + (1,) * (responses.ndim - 2))
+  return jnp.take_along_axis(responses, index, axis=1)
+
+
 def states(model: transformer.Transformer, params: Any, canvas: Canvas,
            mask_id: int, config: CanvasConfig) -> States:
   """Encodes a canvas and aligns hidden states with the tokens they score."""

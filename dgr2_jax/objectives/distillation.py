@@ -2,9 +2,10 @@
 
 The student decodes; the frozen teacher reads the *clean* response causally, the
 student its own *masked canvases*; both are aligned so that state i scores token
-i. For response o, its canvases c and token weights w (those of CFT),
+i. For responses o of a batch, their canvases c and token weights w (CFT's),
 
-    L = sum_c a_c sum_{i masked in c} w_i D(teacher_i || student_ic) / sum_i w_i
+    L = sum_o sum_c a_c sum_{i masked in c} w_i D(teacher_i || student_ic)
+        / sum_o sum_i w_i
 
 with a_c = 1 over the number of steps of c's block (or one random step a block
 with a_c = 1: the same on average). Seeds are decided on the clean stream and
@@ -139,8 +140,8 @@ def loss(model: transformer.Transformer, params: Any,
     model: the decoder, of student and teacher.
     params: the student's parameters.
     batch: `prompt` [N, P], `prompt_length` [N], `response` [N, G, L],
-      `response_length` [N, G], `is_answer` bool [N, G, L]; `start`, `masked`
-      and `weight` of a `replay.Replay`; `teacher_states` [N, G, L, D], the
+      `response_length` [N, G], `is_answer` bool [N, G, L]; the fields of a
+      `replay.Replay`, rows R of M canvases; `teacher_states` [N, G, L, D], the
       teacher's clean states. Without `teacher_states` the teacher is the
       student's own clean stream, with no gradient through it.
     canvas: block size and rules of the student.
@@ -169,11 +170,13 @@ def loss(model: transformer.Transformer, params: Any,
   b = canvas.block_size
   states = canvas_lib.states(
       model, params, canvas_lib.Canvas(
-          batch['prompt'], batch['prompt_length'], response, batch['start'],
+          batch['prompt'], batch['prompt_length'],
+          canvas_lib.take_rows(response, batch['owner']), batch['start'],
           batch['masked']), vocabulary.mask_id, canvas)
-  teacher_states = states.clean if own else batch['teacher_states']
-  teacher_states = jax.lax.stop_gradient(teacher_states).reshape(
-      n, g * length, -1)
+  clean = canvas_lib.take_rows(states.clean, batch['first'])
+  flat = lambda x: x.reshape(n, g * length, *x.shape[3:])
+  teacher_states = jax.lax.stop_gradient(
+      flat(clean if own else batch['teacher_states']))
   teacher_params = jax.lax.stop_gradient(params) if own else teacher_head
   index = jnp.arange(length)
   token_weight = jnp.where(batch['is_answer'], config.answer_weight,
@@ -182,29 +185,37 @@ def loss(model: transformer.Transformer, params: Any,
   flat_index = jnp.broadcast_to(
       jnp.arange(g * length).reshape(g, length), response.shape)
 
-  positions = canvas_lib.block_positions(batch['start'], b)
-  at = canvas_lib.take_tokens(flat_index, positions)
-  weight = (canvas_lib.take_tokens(token_weight, positions) * batch['masked']
+  at = (batch['owner'][..., None, None] * length
+        + canvas_lib.block_positions(batch['start'], b))  # [N, R, M, B]
+
+  def shown(x):
+    """[N, G, L] at the canvases' tokens."""
+    return jnp.take_along_axis(flat(x), at.reshape(n, -1), 1).reshape(at.shape)
+
+  weight = (shown(token_weight) * batch['masked']
             * batch['weight'][..., None])
   right = jnp.arange(b) > last_revealed(batch['masked'])[..., None]
   distilled = right | (config.positions != 'nothing_right')
   excluded = jnp.zeros((*at.shape, len(candidate_ids)), bool)
   if config.positions == 'corrected':
     # In the answer; reasoning may name a candidate as often as it likes.
-    answer = canvas_lib.take_tokens(batch['is_answer'], positions)
+    answer = shown(batch['is_answer'])
     excluded = answer[..., None] & revealed_to_the_right(
-        canvas_lib.take_tokens(response, positions),
-        batch['masked'] | ~answer, candidate_ids)
+        shown(response), batch['masked'] | ~answer, candidate_ids)
   if config.divergence == 'none':
     distilled &= False
-  parts = [(weight, states.noisy, at, distilled, excluded)]
+  # A shifted seed is never masked.
+  maskable = b - 1 if canvas.shifted else b
+  parts = [(weight, states.noisy, at, distilled, excluded,
+            weight[0].size // b * maskable)]
   clean_weight = token_weight * config.ar_weight
   if canvas.shifted:
     clean_weight = jnp.where(index % b == 0, token_weight, clean_weight)
   if (canvas.shifted or config.ar_weight) and config.divergence != 'none':
-    parts.append((clean_weight, states.clean, flat_index,
+    parts.append((clean_weight, clean, flat_index,
                   jnp.ones(response.shape, bool),
-                  jnp.zeros((*response.shape, len(candidate_ids)), bool)))
+                  jnp.zeros((*response.shape, len(candidate_ids)), bool),
+                  g * length // (1 if config.ar_weight else b)))
 
   def score(state, token, distilled, excluded, teacher_state):
     student = _logprobs(model, params, state, vocabulary)
@@ -220,15 +231,15 @@ def loss(model: transformer.Transformer, params: Any,
 
   total, metrics = 0., {}
   kl_sum = kl_weight = nats_sum = nats_weight = 0.
-  for weight, state, at, distilled, excluded in parts:
+  for weight, state, at, distilled, excluded, capacity in parts:
     cross_entropy = (config.elsewhere == 'cross_entropy'
                      or config.divergence == 'none')
     used = weight * (distilled | cross_entropy)
     used, state, at, distilled, excluded = scoring.gather_rows(
-        used.reshape(n, -1), _capacity(used, canvas, state),
+        used.reshape(n, -1), capacity,
         *(x.reshape(n, used[0].size, *x.shape[used.ndim:])
           for x in (state, at, distilled, excluded)))
-    token = jnp.take_along_axis(response.reshape(n, -1), at, 1)
+    token = jnp.take_along_axis(flat(response), at, 1)
     teacher_state = jnp.take_along_axis(teacher_states, at[..., None], 1)
     kl, nats = scoring.in_chunks(
         score, config.head_chunk, state, token, distilled, excluded,
@@ -244,15 +255,6 @@ def loss(model: transformer.Transformer, params: Any,
              'distilled_share': kl_weight / jnp.maximum(
                  kl_weight + nats_weight, 1e-9)}
   return total, metrics
-
-
-def _capacity(weight: jax.Array, canvas: canvas_lib.CanvasConfig,
-              state: jax.Array) -> int:
-  """Rows of a request that can carry a loss; a shifted seed is never masked."""
-  rows = weight[0].size
-  if state.ndim == 5 and canvas.shifted:
-    rows = rows // canvas.block_size * (canvas.block_size - 1)
-  return rows
 
 
 def _logits(model, params, states, vocabulary):

@@ -54,7 +54,7 @@ def replayed_logprobs(
     model: the decoder.
     params: its parameters.
     batch: `prompt` [N, P], `prompt_length` [N], `response` [N, G, L] and the
-      `start`, `masked`, `decided` of its `replay.Replay`.
+      fields of its `replay.Replay`, rows R of M canvases.
     canvas: block size and rules of the rollout.
     vocabulary: special ids.
     temperature: of the rollout; 0 (greedy) is scored as 1.
@@ -68,18 +68,20 @@ def replayed_logprobs(
   n, g, length = response.shape
   states = canvas_lib.states(
       model, params, canvas_lib.Canvas(
-          batch['prompt'], batch['prompt_length'], response, batch['start'],
+          batch['prompt'], batch['prompt_length'],
+          canvas_lib.take_rows(response, batch['owner']), batch['start'],
           batch['masked']), vocabulary.mask_id, canvas)
+  clean = canvas_lib.take_rows(states.clean, batch['first'])
   index = jnp.broadcast_to(
       jnp.arange(g * length).reshape(g, length), response.shape)
   parts = []
   if canvas.shifted:
     seeds = jnp.arange(0, length, canvas.block_size)
-    parts.append((states.clean[:, :, seeds], index[:, :, seeds],
+    parts.append((clean[:, :, seeds], index[:, :, seeds],
                   jnp.ones((n, g, len(seeds)), bool)))
   if batch['masked'].shape[2]:
-    at = canvas_lib.take_tokens(index, canvas_lib.block_positions(
-        batch['start'], canvas.block_size))
+    at = (batch['owner'][..., None, None] * length
+          + canvas_lib.block_positions(batch['start'], canvas.block_size))
     parts.append((states.noisy, at, batch['decided']))
   total = jnp.zeros((n, g * length), jnp.float32)
   for state, at, used in parts:

@@ -70,7 +70,7 @@ class MetricsWriter:
     Args:
       directory: the run's working directory.
       stage: the stage that writes.
-      step: the step it resumes from; 0 starts anew.
+      step: the step it resumes from; -1 starts anew.
     """
     self._stage = stage
     self._file = self._board = None

@@ -7,7 +7,8 @@
       every checkpoint_every:  checkpoint
 
 On-policy stages get their batches from the policy itself, a round of U updates
-at a time, and are checkpointed between rounds only.
+at a time, and are checkpointed between rounds only. The weights that they begin
+with are validated too, and are the best until others are better.
 
 A stage brings a pure loss `(params, batch, key) -> (loss, metrics)`, batches
 that are a function of the step, and a validation. Everything a step draws is
@@ -142,8 +143,8 @@ def train(*, stage: str, loss_fn: LossFn, params: Params,
     params: initial parameters; not used (but for shapes) when resuming.
     batches: this host's rows of every step's batch, or rounds of the policy's
       own responses.
-    validate: the parameters -> metrics; called every `eval_every` steps and at
-      the end.
+    validate: the parameters -> metrics; called every `eval_every` steps, at the
+      end and, for rounds, at the start.
     config: the stage's section: `steps`, `eval_every`, `checkpoint_every`,
       `log_every`, `keep`, `best_metric` (of `validate`, higher is better), and
       the fields of `optimizer.make_optimizer`.
@@ -241,19 +242,23 @@ class _Run:
       self._state = rest.replace(params=params)
       logging.info('%s resumes at step %d of %d.', self._stage, self._step,
                    self._config.steps)
-    self._saved = self._step
+    self._saved = None if restored is None else self._step
     self._logged = self._step // self._config.log_every * self._config.log_every
     self._finite_until = self._step
 
   def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path) -> None:
     """Runs the remaining steps and marks the stage complete."""
     config, unit = self._config, getattr(batches, 'updates', 1)
-    self._writer = metrics_logging.MetricsWriter(workdir, self._stage,
-                                                 self._step)
+    self._writer = metrics_logging.MetricsWriter(
+        workdir, self._stage, -1 if self._saved is None else self._step)
     with (contextlib.closing(self._writer), interrupts.Signals() as signals,
           contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
       self._clock_start, self._started = 0., self._step
+      if hasattr(batches, 'collect') and self._best is None:
+        # A policy may not end worse than it begins.
+        self._evaluate()
+        self._save()
       for batch in loaded:
         self._train_step(batch)
         last = self._step == config.steps
@@ -271,6 +276,11 @@ class _Run:
               f'{self._stage} was interrupted at step {self._step} of '
               f'{config.steps} and saved; the same command goes on from there.')
       self._checkpoints.mark_complete(self._step, self._best)
+      if self._best.step == 0:
+        logging.warning(
+            '%s: no validation was better than that of the weights it began '
+            'with; they stay. A lower learning rate, more steps or more '
+            'rollouts may help.', self._stage)
       if signals.received(True):
         raise Interrupted(f'{self._stage} was interrupted when it was complete;'
                           ' the same command goes on from there.')
@@ -301,8 +311,8 @@ class _Run:
           f'{self._stage}: the loss or its gradient is not finite at step '
           f'{bad} (seen after step {self._step}, finite up to '
           f'{self._finite_until}). '
-          + (f'The checkpoint of step {self._saved} is kept. ' if self._saved
-             else 'There is no checkpoint yet. ')
+          + ('There is no checkpoint yet. ' if self._saved is None
+             else f'The checkpoint of step {self._saved} is kept. ')
           + f'Lower {self._stage}.learning_rate or {self._stage}.grad_clip, or '
           'look at the data of that step.')
     self._finite_until = self._step

@@ -44,8 +44,7 @@ class RolloutConfig:
     top_p: draws from the nucleus of this mass only; 1 is off.
     max_denoising_steps: a block.
     canvases: 'all' steps of a block, or 'one' at random.
-    canvas_multiple: canvases a response are padded to one, so that few shapes
-      are compiled.
+    canvases_per_row: M of `replay.replay`: about what most responses take.
     refill: rounds of prompts that may be decoded to find groups whose rewards
       differ (DAPO's dynamic sampling); 1 drops the others and goes on.
   """
@@ -57,15 +56,22 @@ class RolloutConfig:
   top_p: float = 1.0
   max_denoising_steps: int = 64
   canvases: str = 'all'
-  canvas_multiple: int = 8
+  canvases_per_row: int = 8
   refill: int = 1
 
   def __post_init__(self):
-    for field in ('num_rollouts', 'updates', 'canvas_multiple', 'refill'):
+    for field in ('num_rollouts', 'updates', 'canvases_per_row', 'refill'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field}={getattr(self, field)} must be >= 1')
     if self.canvases not in ('all', 'one'):
       raise ValueError(f"canvases={self.canvases!r}: expected 'all' or 'one'")
+
+
+  def decoding(self, length: int) -> block_decoder.DecodeConfig:
+    """How one response of at most `length` tokens is sampled."""
+    return block_decoder.DecodeConfig(
+        max_response=length, temperature=self.temperature, top_k=self.top_k,
+        top_p=self.top_p, max_denoising_steps=self.max_denoising_steps)
 
 
 class Rollouts:
@@ -110,23 +116,24 @@ class Rollouts:
     self._supervised = supervised
     self._targets = experiment.data.target_positions('train')
     self._limit = experiment.data.response_length
-    self._decode_config = block_decoder.DecodeConfig(
-        max_response=self._limit, num_rollouts=config.num_rollouts,
-        temperature=config.temperature, top_k=config.top_k, top_p=config.top_p,
-        max_denoising_steps=config.max_denoising_steps)
+    self._decode_config = dataclasses.replace(
+        config.decoding(self._limit), num_rollouts=config.num_rollouts)
 
   def example(self) -> Batch:
     """An update batch of made-up responses: its fields, shapes and types."""
     prompts = self._prompts[0]
     shape = (len(prompts['example_id']), self._config.num_rollouts)
     full = (*shape, self._limit)
+    blocks = np.arange(self._limit, dtype=np.int32) // self._canvas.block_size
     made_up = block_decoder.Rollout(
         tokens=np.full(full, self._experiment.vocabulary.eos_id, np.int32),
         length=np.ones(shape, np.int32), finished=np.ones(shape, bool),
-        call=np.broadcast_to(np.arange(self._limit, dtype=np.int32), full),
+        call=np.broadcast_to(blocks, full),  # one step a block
         logprob=np.zeros(full, np.float32), calls=np.ones(shape, np.int32))
     groups = self._groups(prompts, made_up)
-    return self._place(self._batch(groups, seed=(0, 0)), step=0)
+    tally = _Tally()
+    tally.add(groups)
+    return self._place(self._batch(groups, tally, seed=(0, 0)), step=0)
 
   def collect(self, params: Any, round_: int, seed: int) -> list[Batch]:
     """The U update batches of a round, on the mesh.
@@ -159,8 +166,9 @@ class Rollouts:
     # Spread what counts over the update batches.
     order = np.arange(wanted).reshape(size, self.updates).T
     return [
-        self._place(self._batch(_take(groups, rows), (seed, round_, update)),
-                    round_ * self.updates + update)
+        self._place(
+            self._batch(_take(groups, rows), tally, (seed, round_, update)),
+            round_ * self.updates + update)
         for update, rows in enumerate(order)]
 
   def _decode(self, params: Any, indices: range, seed: int
@@ -217,13 +225,16 @@ class Rollouts:
                             np.int32).reshape(n, g),
         **earned}
 
-  def _batch(self, groups: Batch, seed: Sequence[int]) -> Batch:
-    """An update batch: the groups and their canvases."""
+  def _batch(self, groups: Batch, tally: _Tally,
+             seed: Sequence[int]) -> Batch:
+    """An update batch: groups, their canvases, and means over the round."""
     draw = (np.random.default_rng(seed) if self._config.canvases == 'one'
             else None)
     canvases = replay_lib.replay(
-        groups['call'], self._canvas, self._config.canvas_multiple, draw)
-    return groups | canvases._asdict()
+        groups['call'], self._canvas, self._config.canvases_per_row, draw)
+    n = len(groups['kept'])
+    return groups | canvases._asdict() | {'round': {
+        k: np.full(n, v, np.float32) for k, v in tally.means().items()}}
 
   def _place(self, batch: Batch, step: int) -> Batch:
     """The batch of a step on the mesh, with what others say to it."""
@@ -242,6 +253,8 @@ class Rollouts:
         '%s round %d | %s | %d of %d decoded groups count | reward %.2f: %s',
         self._stage, round_, tally, informative, decoded,
         groups['reward'][0, 0], text if len(text) < 160 else text[:157] + '...')
+    if not tally.means()['valid_rate']:
+      logging.warning('%s round %d: no response is valid.', self._stage, round_)
     if self._only_informative and not informative:
       logging.warning(
           '%s round %d: all responses of every request earn the same; nothing '
@@ -250,43 +263,41 @@ class Rollouts:
 
 
 class _Tally:
-  """Means over everything that a round decoded."""
+  """Means over everything that a round decoded, learned from or not."""
 
   def __init__(self):
-    self._rewards, self._outcomes = [], []
-    self._tokens = self._calls = 0
+    self._groups = []
 
   def add(self, groups: Batch) -> None:
-    self._rewards.append(groups['reward'].mean())
-    self._outcomes.append(groups['outcome'].ravel())
-    self._tokens += int(groups['response_length'].sum())
-    self._calls += int(groups['calls'].sum())
+    self._groups.append({k: groups[k] for k in (
+        'reward', 'rank', 'format', 'overlong', 'differ', 'response_length',
+        'calls', 'outcome')})
+
+  def means(self) -> dict[str, float]:
+    """Metrics by name."""
+    groups = _concatenate(self._groups)
+    return {
+        **{k: groups[k].mean() for k in ('reward', 'rank', 'format',
+                                         'overlong', 'response_length')},
+        'reward_std': groups['reward'].std(axis=1).mean(),
+        'same_reward_share': 1 - groups['differ'].mean(),
+        'tokens_per_forward': (groups['response_length'].sum()
+                               / groups['calls'].sum()),
+        **{f'{name}_rate': (groups['outcome'] == i).mean()
+           for i, name in enumerate(OUTCOMES)}}
 
   def __str__(self) -> str:
-    outcomes = np.concatenate(self._outcomes)
-    failed = [f'{name} {share:.2f}' for name, share in (
-        (name, (outcomes == i).mean()) for i, name in enumerate(OUTCOMES))
-              if share and name != parsing.VALID]
-    return (f'reward {np.mean(self._rewards):.3f} | valid '
-            f'{(outcomes == 0).mean():.3f}'
-            + (f' ({", ".join(failed)})' if failed else '')
-            + f' | {self._tokens / self._calls:.2f} tokens per forward')
+    means = self.means()
+    failed = ', '.join(f'{name} {means[f"{name}_rate"]:.2f}'
+                       for name in parsing.FAILURES if means[f'{name}_rate'])
+    return (f'reward {means["reward"]:.3f} | valid {means["valid_rate"]:.3f}'
+            + (f' ({failed})' if failed else '')
+            + f' | {means["tokens_per_forward"]:.2f} tokens per forward')
 
 
-def measured(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-  """Scalar metrics of an update batch's responses."""
-  f32 = jnp.float32
-  reward = batch['reward']
-  return {
-      **{name: batch[name].mean() for name in
-         ('reward', 'rank', 'format', 'overlong')},
-      'reward_std': reward.std(axis=1).mean(),
-      'same_reward_share': 1 - batch['differ'].astype(f32).mean(),
-      'response_length': batch['response_length'].astype(f32).mean(),
-      'tokens_per_forward': (batch['response_length'].sum()
-                             / batch['calls'].sum()).astype(f32),
-      **{f'{name}_rate': (batch['outcome'] == i).astype(f32).mean()
-         for i, name in enumerate(OUTCOMES)}}
+def measured(batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Scalar metrics of the round that an update batch comes from."""
+  return {name: values.mean() for name, values in batch['round'].items()}
 
 
 def _take(groups: Batch, rows: np.ndarray) -> Batch:

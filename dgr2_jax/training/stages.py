@@ -203,7 +203,8 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
     if teacher is None:
       return batch
     with jax.set_mesh(experiment.mesh):
-      states = clean_states(teacher, batch)
+      states = clean_states(teacher, {
+          k: batch[k] for k in ('prompt', 'prompt_length', 'response')})
     head = {k: v for k, v in teacher.items() if k != 'layers'}
     return batch | {'teacher_states': states, 'teacher_head': head}
 
@@ -247,26 +248,26 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
       'validation', experiment.config.evaluate.batch_size,
       section.eval_requests)
   targets = experiment.data.target_positions('validation')
-  num_candidates = experiment.config.data.num_candidates
   reward = rewards.RewardConfig(**section.get('reward', {}))
-  threshold = 1. if canvas.block_size == 1 else section.eval_threshold
+  threshold, decode_config = section.eval_threshold, experiment.decode_config()
+  if 'rollout' in section:  # what is learned is what is validated
+    rollout = rollouts.RolloutConfig(**section.rollout)
+    threshold = rollout.threshold
+    decode_config = rollout.decoding(experiment.data.response_length)
 
   def validate(params):
     rollout = responses.decode_split(
         experiment.model, params, validation, threshold=threshold,
         vocabulary=experiment.vocabulary, canvas=canvas,
-        config=experiment.decode_config(), mesh=experiment.mesh)
-    outcome = responses.outcome(stage, rollout, experiment.parser,
-                                num_candidates)
-    n = len(outcome.orders)
-    ranks = metrics.rank_of_target(outcome.orders, targets[:n])
-    earned = rewards.rewards(
-        [experiment.parser.strict(tokens[:length]) for tokens, length in
-         zip(rollout.tokens, rollout.length)], targets[:n], rollout.length,
-        experiment.data.response_length, num_candidates, reward)
+        config=decode_config, mesh=experiment.mesh)
+    wanted = targets[:len(rollout.length)]
+    outcome = responses.outcome(
+        stage, rollout, experiment.parser, wanted,
+        experiment.config.data.num_candidates, reward)
+    ranks = metrics.rank_of_target(outcome.orders, wanted)
     return {
         **metrics.means(ranks), **rows.validity(outcome.failures),
-        'reward': earned['reward'].mean(),
+        'reward': outcome.rewards.mean(),
         'tokens_per_forward': outcome.tokens.sum() / outcome.calls.sum()}
 
   loop.train(
@@ -282,6 +283,23 @@ _RUN = {'prepare': prepare, 'ar_sft': ar_sft, 'ar_rl': ar_rl,
 STAGES = tuple(_RUN)
 
 
+def plan(config: ml_collections.ConfigDict,
+         stage: str | None = None) -> tuple[str, ...]:
+  """The stages to run: `stage`, or all of the recipe if None.
+
+  Raises:
+    ValueError: `stage` is not in the recipe, or there is no recipe.
+  """
+  if 'recipe' not in config:
+    raise ValueError('config.recipe is missing: expected the stages between '
+                     'prepare and evaluate')
+  recipe = ('prepare', *config.recipe, 'evaluate')
+  if stage is not None and stage not in recipe:
+    raise ValueError(f'--stage={stage} is not in config.recipe, '
+                     f'{", ".join(config.recipe)}')
+  return recipe if stage is None else (stage,)
+
+
 def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
         stage: str | None = None) -> None:
   """Runs one stage, or all in order.
@@ -294,14 +312,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
   Raises:
     ValueError: a field of the config, the data, or a stage that needs another.
   """
-  if 'recipe' not in config:
-    raise ValueError('config.recipe is missing: expected the stages between '
-                     'prepare and evaluate')
-  recipe = ('prepare', *config.recipe, 'evaluate')
-  if stage is not None and stage not in recipe:
-    raise ValueError(f'--stage={stage} is not in config.recipe, '
-                     f'{", ".join(config.recipe)}')
-  for name in recipe if stage is None else (stage,):
+  for name in plan(config, stage):
     logging.info('Stage %s.', name)
     _RUN[name](config, workdir)
     logging.info('Stage %s is complete.', name)

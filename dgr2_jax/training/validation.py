@@ -21,6 +21,7 @@ from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas
 from dgr2_jax.models import transformer
+from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import distillation
 from dgr2_jax.objectives import policy
 from dgr2_jax.objectives import rewards
@@ -28,19 +29,21 @@ from dgr2_jax.training import rollouts
 
 # Stages that a recipe may have, in their order.
 RECIPE = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
-# What is built from a stage's section, '', or from a section in it.
+# What is built from a stage's section, and from the sections in it.
+_OBJECTIVES = {
+    'ar_sft': (denoising.DenoisingConfig,),
+    'ar_rl': (policy.PolicyConfig,),
+    'cft': (denoising.DenoisingConfig,),
+    'opd': (distillation.DistillationConfig, denoising.DenoisingConfig),
+    'rl': (policy.PolicyConfig,)}
 _ON_POLICY = {'rollout': rollouts.RolloutConfig, 'reward': rewards.RewardConfig}
-_SECTIONS = {
-    'ar_rl': {**_ON_POLICY, '': policy.PolicyConfig},
-    'rl': {**_ON_POLICY, '': policy.PolicyConfig},
-    'opd': {**_ON_POLICY, '': distillation.DistillationConfig}}
 
-# What every training stage must have, and some more.
+# What every training stage must have, and some have more.
 _TRAINING = ('batch_size', 'steps', 'learning_rate', 'warmup_steps', 'schedule',
              'weight_decay', 'grad_clip', 'b1', 'b2', 'log_every', 'eval_every',
              'checkpoint_every', 'keep', 'best_metric', 'eval_requests',
              'eval_threshold')
-_MORE = {'opd': ('teacher', 'cft_weight')}
+_MORE = {'ar_rl': (), 'opd': ('teacher', 'cft_weight'), 'rl': ()}
 
 # (test, what it expects)
 _Rule = tuple[Callable[[Any], bool], str]
@@ -111,7 +114,7 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'evaluate\.(max_denoising_steps|bootstrap_resamples|timing_\w+)',
      _whole(1)),
     (r'\w+\.rollout\.(num_rollouts|updates|max_denoising_steps|refill'
-     r'|canvas_multiple)', _whole(1)),
+     r'|canvases_per_row)', _whole(1)),
     (r'\w+\.rollout\.top_k', _whole(0)),
     (r'\w+\.rollout\.(threshold|top_p)', _ABOVE_ZERO_TO_ONE),
     (r'\w+\.rollout\.temperature', _NOT_NEGATIVE),
@@ -185,6 +188,30 @@ def _require(section: ml_collections.ConfigDict, prefix: str,
         raise ValueError(f'config.{prefix}{name}.{field} is missing.')
 
 
+def _check_stage(name: str, section: ml_collections.ConfigDict) -> None:
+  """The fields of a stage: all that it needs, and no others."""
+  def build(cls, values, what):
+    try:
+      cls(**values)
+    except (TypeError, ValueError) as e:
+      raise ValueError(f'config.{what}: {e}') from e
+
+  known = {*_TRAINING, *_MORE.get(name, ())}
+  for cls in _OBJECTIVES[name]:
+    fields = {field.name for field in dataclasses.fields(cls)}
+    build(cls, {f: section[f] for f in fields if f in section}, name)
+    known |= fields
+  if name in _MORE:
+    for field, cls in _ON_POLICY.items():
+      _require(section, f'{name}.', {
+          field: [f.name for f in dataclasses.fields(cls)]})
+      build(cls, section[field], f'{name}.{field}')
+    known |= _ON_POLICY.keys()
+  if unknown := sorted(set(section) - known):
+    raise ValueError(f'config.{name}.{unknown[0]} is no field of this stage: '
+                     f'expected some of {", ".join(sorted(known))}.')
+
+
 def _check_recipe(config: ml_collections.ConfigDict) -> None:
   """The stages between prepare and evaluate, and their sections."""
   if not isinstance(config.recipe, (tuple, list)):
@@ -204,17 +231,7 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
     if name == 'convert':
       continue
     section = config[name]
-    for field, build in _SECTIONS.get(name, {}).items():
-      known = [f.name for f in dataclasses.fields(build)]
-      if field:
-        _require(section, f'{name}.', {field: known})
-      values = section[field] if field else {
-          f: section[f] for f in known if f in section}
-      try:
-        build(**values)
-      except (TypeError, ValueError) as e:
-        raise ValueError(
-            f'config.{name}{"." if field else ""}{field}: {e}') from e
+    _check_stage(name, section)
     if name == 'opd':
       teachers = ('ar', 'self', *recipe[:recipe.index('opd')])
       if section.teacher not in teachers:
@@ -231,10 +248,10 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
           raise ValueError(
               f'config.{name}.rollout.{field} is {rollout[field]}: expected at '
               f'least {least}; nothing is learned from groups of equals.')
-    if chunk and name in ('opd', 'rl') and rollout.canvas_multiple % chunk:
+    if chunk and name in ('opd', 'rl') and rollout.canvases_per_row % chunk:
       raise ValueError(
           f'config.model.canvas_chunk is {chunk}: expected a divisor of '
-          f'{name}.rollout.canvas_multiple={rollout.canvas_multiple}.')
+          f'{name}.rollout.canvases_per_row={rollout.canvases_per_row}.')
     unit = rollout.get('updates', 1)
     for field in ('steps', 'eval_every', 'checkpoint_every'):
       if section[field] % unit:

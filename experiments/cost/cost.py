@@ -256,6 +256,7 @@ def _policy_batch(shape, n, g):
   return dict(
       prompt=_ints(n, shape.prompt), prompt_length=_ints(n),
       response=_ints(n, g, shape.length), response_length=_ints(n, g),
+      owner=_ints(n, g), first=_ints(n, g),
       start=_ints(n, g, m), masked=_bools(n, g, m, b),
       decided=_bools(n, g, m, b), logprob=_floats(n, g, shape.length),
       advantage=_floats(n, g), kept=_bools(n))

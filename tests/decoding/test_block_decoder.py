@@ -94,6 +94,21 @@ def test_block_of_one_decodes_as_a_plain_ar_model():
     assert bool(rollout.finished[n, 0]) == (V.eos_id in response)
 
 
+def test_tau_means_the_same_at_every_temperature():
+  """A draw that is all but greedy commits what greedy decoding commits."""
+  canvas = canvas_lib.CanvasConfig(4)
+  model, params = tiny.model(3.)
+  batch = tiny.batch()
+  greedy, cold = (
+      decode(model, params, batch, canvas, .2, temperature=temperature)
+      for temperature in (0., 1e-3))
+  calls = np.asarray(greedy.call)
+  np.testing.assert_array_equal(calls, cold.call)
+  # Some steps commit several tokens, and not all commit everything.
+  steps = [len(set(row[row < NEVER])) for row in calls.reshape(-1, 12)]
+  assert all(6 < s < 12 for s in steps)
+
+
 @pytest.mark.parametrize('threshold', [1., .3])
 def test_padding_neighbours_and_batch_size_change_nothing(threshold):
   """Invariant 4, for greedy and sampled decoding."""

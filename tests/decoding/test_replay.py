@@ -27,26 +27,34 @@ def played(block_size, shifted, blocks, rows, seed):
       block_size, alignment=ALIGNMENT[shifted])
 
 
-def used(replay, row):
-  """The canvases of a row that have a weight; the others must be empty."""
-  on = replay.weight[row] > 0
-  for field in replay:
-    assert not field[row][~on].any()
+def used(replay, response):
+  """A response's canvases, which have a weight; the others must be empty."""
+  n, g = response
+  rows = np.flatnonzero(replay.owner[n] == g)
+  fields = [field[n][rows].reshape(-1, *field.shape[3:]) for field in (
+      replay.start, replay.masked, replay.decided, replay.weight)]
+  on = fields[-1] > 0
+  assert not any(field[~on].any() for field in fields)
   return [(int(start), tuple(masked.tolist()), tuple(decided.tolist()), weight)
-          for start, masked, decided, weight in zip(
-              *(field[row][on] for field in replay))]
+          for start, masked, decided, weight in zip(*(f[on] for f in fields))]
 
 
 @settings(max_examples=80, deadline=None)
-@given(**PLAYS, multiple=st.integers(1, 5))
-def test_every_step_comes_back_with_its_share(multiple, **play):
+@given(**PLAYS, per_row=st.integers(1, 5))
+def test_every_step_comes_back_with_its_share(per_row, **play):
   calls, steps, canvas = played(**play)
-  got = replay_lib.replay(calls, canvas, multiple)
-  assert [x.dtype for x in got] == [np.int32, bool, bool, np.float32]
-  most = max(map(len, steps.values()))
-  m = got.start.shape[2]
-  assert m % multiple == 0 and most <= m < most + multiple
-  assert got.masked.shape == (*calls.shape[:2], m, canvas.block_size)
+  got = replay_lib.replay(calls, canvas, per_row)
+  assert [x.dtype for x in got] == [np.int32, np.int32, np.int32, bool, bool,
+                                    np.float32]
+  n, g, _ = calls.shape
+  m = 0 if canvas.block_size == 1 and canvas.shifted else per_row
+  needed = max(sum(max(1, -(-len(steps[i, j]) // per_row)) for j in range(g))
+               for i in range(n))
+  r = got.owner.shape[1]
+  assert needed <= r < needed + -(-g // 2)
+  assert got.masked.shape == (n, r, m, canvas.block_size)
+  for i, j in np.ndindex(n, g):
+    assert got.first[i, j] == np.flatnonzero(got.owner[i] == j)[0]
   for row, seen in steps.items():
     count = collections.Counter(step.start for step in seen)
     canvases = used(got, row)
@@ -69,7 +77,7 @@ def test_every_step_comes_back_with_its_share(multiple, **play):
 @given(**PLAYS)
 def test_one_step_a_block_stands_for_all(**play):
   calls, steps, canvas = played(**play)
-  got = replay_lib.replay(calls, canvas, one_step=np.random.default_rng(3))
+  got = replay_lib.replay(calls, canvas, 8, np.random.default_rng(3))
   for row, seen in steps.items():
     canvases = used(got, row)
     assert {c[:3] for c in canvases} <= set(map(tuple, seen))
@@ -82,8 +90,8 @@ def test_the_one_step_is_uniform_and_independent_by_block():
   call = np.array([0, 2, 1, 3, 4, 6, 5, 6])  # three steps, then two
   n = 6000
   got = replay_lib.replay(
-      np.tile(call, (n, 1, 1)), canvas_lib.CanvasConfig(4),
-      one_step=np.random.default_rng(0))
+      np.tile(call, (n, 1, 1)), canvas_lib.CanvasConfig(4), 2,
+      np.random.default_rng(0))
   assert got.start.shape == (n, 1, 2)
   np.testing.assert_array_equal(got.start[:, 0], np.tile([0, 4], (n, 1)))
   left = got.masked[:, 0].sum(-1)  # tells the steps of a block apart
@@ -95,7 +103,7 @@ def test_the_one_step_is_uniform_and_independent_by_block():
 
 def test_the_picture_of_the_module():
   call = np.array([0, 4, 3, 4, 5]).reshape(1, 1, 5)
-  got = replay_lib.replay(call, canvas_lib.CanvasConfig(5), multiple=4)
+  got = replay_lib.replay(call, canvas_lib.CanvasConfig(5), 4)
   shown = [''.join('.' if m else 'x' for m in row) for row in got.masked[0, 0]]
   assert shown[:3] == ['x....', 'x.x..', 'xxxx.']
   np.testing.assert_array_equal(got.decided[0, 0].sum(-1), [1, 2, 1, 0])
@@ -104,6 +112,17 @@ def test_the_picture_of_the_module():
 
 def test_a_block_of_one_has_no_canvases():
   calls = np.arange(12).reshape(1, 1, 12)
-  got = replay_lib.replay(calls, canvas_lib.CanvasConfig(1), multiple=8)
-  assert [x.shape for x in got] == [(1, 1, 0), (1, 1, 0, 1), (1, 1, 0, 1),
-                                    (1, 1, 0)]
+  got = replay_lib.replay(calls, canvas_lib.CanvasConfig(1), 8)
+  assert [x.shape for x in got] == [
+      (1, 1), (1, 1), (1, 1, 0), (1, 1, 0, 1), (1, 1, 0, 1), (1, 1, 0)]
+
+
+def test_rows_follow_what_a_response_needs():
+  long = np.array([0, 1, 2, 3, 4, 5, 6, 7])  # a token a step
+  short = np.array([0, 1, 1, 1, 1, 1, 1, 1])
+  got = replay_lib.replay(np.stack([short, long, short, short])[None],
+                          canvas_lib.CanvasConfig(8), 4)
+  # One row more; rows are added by halves of the four.
+  assert got.owner.tolist() == [[0, 1, 1, 2, 3, 0]]
+  assert got.first.tolist() == [[0, 1, 3, 4]]
+  assert (got.weight > 0).sum(-1).tolist() == [[1, 4, 3, 1, 1, 0]]

@@ -36,7 +36,8 @@ def make_content(n=400, seed=0):
   def outcome(name, orders, tpf, failures=valid):
     return rows.RowOutcome(
         name, orders, orders, failures, np.full(n, 40),
-        np.full(n, round(40 / tpf)), np.full(n, 10), np.full(n, 4))
+        np.full(n, round(40 / tpf)), np.full(n, 10), np.full(n, 4),
+        rng.normal(0.271, 0.3, n))
 
   ar = outcome('ar', _moved(targets, 0.3, rng), 1)
   cft_orders = np.where(rng.random((n, 1)) < 0.9, ar.orders, incoming)
@@ -94,6 +95,8 @@ def make_content(n=400, seed=0):
       'rows': [rows.build_row(o, targets, ar, resamples=200)
                for o in outcomes],
       'frontier': frontier,
+      'stages': [rows.build_stage(outcomes[4], outcomes[3], targets,
+                                  decoding='τ 0.9', resamples=200)],
       'timing': {'stages': {'ar_sft': 155.2, 'cft': 3725.0},
                  'train_tokens_per_second': float('nan'), 'prepare': 4.2,
                  'speed_requests': 64},

@@ -1,5 +1,7 @@
 """Rows of the report from what a re-ranker returned."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,23 @@ def test_missed_targets_count_only_unconditionally(case):
   scaled = rows.unconditional(only_hits, targets[hits], hit_rate=0.75)
   assert direct == pytest.approx(scaled)
   assert direct['recall@1'] == pytest.approx(0.75 * row['recall@1'])
+
+
+def test_stage_is_compared_request_by_request(case):
+  targets, ar, cft, _ = case
+  before = dataclasses.replace(ar, rewards=np.zeros(N))
+  after = dataclasses.replace(cft, rewards=np.full(N, .25))
+  stage = rows.build_stage(after, before, targets, decoding='x', resamples=500)
+  assert (stage['name'], stage['before'], stage['n']) == ('cft', 'ar', N)
+  # Every request gains the same: an interval without width.
+  assert stage['reward'] == stage['change']['reward'] == .25
+  assert stage['ci']['reward'] == [.25, .25]
+  assert stage['change']['valid_rate'] == pytest.approx(-22 / N)
+  low, high = stage['ci']['valid_rate']
+  assert low < -22 / N < high < 0
+  lost = (metrics.recall(metrics.rank_of_target(cft.orders, targets), 1)
+          - metrics.recall(metrics.rank_of_target(ar.orders, targets), 1))
+  assert stage['change']['recall@1'] == pytest.approx(lost.mean())
 
 
 def test_frontier_point(case):

@@ -66,10 +66,9 @@ def test_rows_per_step_score_what_the_shared_prompt_scores(clean_stream):
   call = call.reshape(1, g, l)
   batch = tiny.batch(n=1, p=p, g=g, length=l)
   batch['prompt_length'] = jnp.full((1,), p)
-  trace = replay_lib.replay(call, config)
+  trace = replay_lib.replay(call, config, s * shape.blocks)
   assert trace.start.shape == (1, g, s * shape.blocks)
-  batch |= {'start': trace.start, 'masked': trace.masked,
-            'decided': trace.decided}
+  batch |= trace._asdict()
   expected = jax.jit(lambda batch: policy.replayed_logprobs(
       model, params, batch, config, tiny.VOCABULARY))(batch)
 

@@ -52,7 +52,7 @@ def problem(canvas):
                       rng.choice(CANDIDATES, stands.shape),
                       rng.integers(2, 44, stands.shape)).astype(np.int32)
   calls, steps = traces.play_all(5, length, LENGTH, B, canvas.shifted)
-  canvases = replay_lib.replay(calls, canvas, 12)._asdict()
+  canvases = replay_lib.replay(calls, canvas, 4)._asdict()
   del canvases['decided']
   batch = {
       'prompt': batch['prompt'], 'prompt_length': batch['prompt_length'],
@@ -254,12 +254,13 @@ def test_one_random_step_is_all_steps_on_average():
            for k in ('prompt', 'prompt_length', 'response', 'is_answer')}
   batch['response_length'] = np.array([[8]])
   call = np.array([[[0, 2, 1, 3, 4, 6, 5, 6]]])  # three steps, then two
-  steps = replay_lib.replay(call, SHIFTED)
+  steps = replay_lib.replay(call, SHIFTED, 5)
   loss = jax.jit(lambda canvases: distillation.loss(
       model, params, batch | canvases, SHIFTED, config, V, None, CANDIDATES)[0])
 
   def chosen(indices, weight):
-    return {'start': steps.start[..., indices],
+    return {'owner': steps.owner, 'first': steps.first,
+            'start': steps.start[..., indices],
             'masked': steps.masked[:, :, indices], 'weight': weight}
 
   blocks = [np.flatnonzero(steps.start[0, 0] == start) for start in (0, 4)]
@@ -346,7 +347,8 @@ def test_gradient_needs_no_logits_of_all_rows():
   batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in (
       ('prompt', (2, 4), i32), ('prompt_length', (2,), i32),
       ('response', (2, 4, length), i32), ('response_length', (2, 4), i32),
-      ('is_answer', (2, 4, length), bool), ('start', (2, 4, m), i32),
+      ('is_answer', (2, 4, length), bool), ('owner', (2, 4), i32),
+      ('first', (2, 4), i32), ('start', (2, 4, m), i32),
       ('masked', (2, 4, m, B), bool), ('weight', (2, 4, m), f32),
       ('teacher_states', (2, 4, length, 8), f32))}
   whole = 2 * 4 * m * B * size * 4

@@ -39,11 +39,11 @@ def loss_and_grad(model, params, batch, canvas, config):
 
 
 def on_canvas(batch, response, calls, canvas):
-  """What `replayed_logprobs` reads; M is the same for every trace."""
-  canvases = replay_lib.replay(np.asarray(calls), canvas, LENGTH)._asdict()
+  """What `replayed_logprobs` reads; long traces take several rows."""
+  canvases = replay_lib.replay(np.asarray(calls), canvas, 4)._asdict()
+  del canvases['weight']
   return {'prompt': batch['prompt'], 'prompt_length': batch['prompt_length'],
-          'response': response, **{k: canvases[k] for k in (
-              'start', 'masked', 'decided')}}
+          'response': response, **canvases}
 
 
 @functools.cache

@@ -265,6 +265,42 @@ def test_rounds_resume_where_the_last_one_was_saved(tmp_path):
   assert _metrics(tmp_path / 'a') == _metrics(tmp_path / 'b')
 
 
+def test_rounds_end_no_worse_than_they_begin(tmp_path, caplog):
+  start = toy_run.init_params()
+  seen = []
+
+  def validate(params):
+    seen.append(jax.device_get(params))
+    return {'ndcg@3': -float(len(seen))}  # ever worse
+
+  with caplog.at_level('WARNING'):
+    best = toy_run.train(tmp_path, batches=Rounds(), validate=validate,
+                         devices=jax.devices()[:1],
+                         config=toy_run.get_config(checkpoint_every=4))
+  jax.tree.map(np.testing.assert_array_equal, seen[0], start)
+  jax.tree.map(np.testing.assert_array_equal, best, start)
+  assert 'the weights it began with' in caplog.text
+  assert [m['step'] for m in _metrics(tmp_path) if 'validation/ndcg@3' in m
+          ] == [0, 6, 12, 18, 20]
+
+
+def test_killed_at_the_first_validation_leaves_one_line(tmp_path, monkeypatch):
+  one = dict(devices=jax.devices()[:1],
+             config=toy_run.get_config(checkpoint_every=4))
+  want = toy_run.train(tmp_path / 'a', batches=Rounds(), **one)
+  with monkeypatch.context() as patch:
+    def stop(*_):
+      raise RuntimeError('killed before the checkpoint')
+    patch.setattr(loop.checkpoints_lib.Checkpoints, 'save', stop)
+    with pytest.raises(RuntimeError, match='killed'):
+      toy_run.train(tmp_path / 'b', batches=Rounds(), **one)
+  with pytest.raises(RuntimeError, match='stopped in a round'):
+    toy_run.train(tmp_path / 'b', batches=Rounds(stop_in_round=0), **one)
+  got = toy_run.train(tmp_path / 'b', batches=Rounds(), **one)
+  jax.tree.map(np.testing.assert_array_equal, want, got)
+  assert _metrics(tmp_path / 'a') == _metrics(tmp_path / 'b')
+
+
 def test_a_signal_waits_for_the_end_of_its_round(tmp_path):
   class Interrupting(Rounds):
     def collect(self, params, round_, seed):

@@ -83,6 +83,12 @@ def test_report_has_the_rows_and_the_frontier(finished):
   assert [(p['mode'], p['threshold']) for p in content['frontier']] == [
       ('ar', None), ('threshold', 1.0), ('threshold', .9), ('threshold', .6),
       ('threshold', .4)]
+  assert [(s['before'], s['name'], s['decoding'])
+          for s in content['stages']] == [
+      ('ar_sft', 'ar', 'ar'), ('ar_sft', 'ar', 'ar, temperature 1')] + [
+          (before, name, how) for before, name in (('cft', 'opd'),
+                                                   ('opd', 'rl'))
+          for how in ('τ 1', 'τ 0.9', 'τ 0.9, temperature 1')]
   floor, ar = content['rows'][0], content['rows'][3]
   assert ar['tokens_per_forward'] == 1.
   assert floor['recall@1'] == pytest.approx(
@@ -103,7 +109,7 @@ def test_on_policy_stages_learn_from_exact_ratios(finished):
                if line['stage'] == stage), stage
   # One update a round: every ratio is 1 before it.
   assert all(line['train/max_log_ratio'] < 1e-4 for line in lines
-             if line['stage'] == 'ar_rl')
+             if line['stage'] == 'rl')
 
 
 def test_same_command_again_changes_nothing(finished):
@@ -168,6 +174,11 @@ def test_stages_run_alone_and_name_what_they_need(tmp_path):
   assert result.returncode == 1
   assert '--stage=convert' in result.stderr
   assert 'Traceback' not in result.stderr
+  result = run(tmp_path / 'other', '--stage=rl',
+               "--config.recipe=('ar_sft','convert','cft')")
+  assert result.returncode == 1
+  assert '--stage=rl is not in config.recipe' in result.stderr
+  assert not (tmp_path / 'other').exists()
 
 
 def test_bad_fields_are_named(tmp_path):

@@ -78,7 +78,7 @@ def test_bad_values_name_the_field(field, value, expected):
           cft__ar_weight=0.), 'config.opd.teacher'),
     (dict(rl__rollout__num_rollouts=1), 'rl.rollout.num_rollouts is 1'),
     (dict(ar_rl__rollout__temperature=0.), 'ar_rl.rollout.temperature is 0'),
-    (dict(model__canvas_chunk=3), 'config.model.canvas_chunk is 3'),
+    (dict(model__canvas_chunk=4), 'config.model.canvas_chunk is 4'),
     (dict(opd__teacher='rl'), 'config.opd.teacher is'),
     (dict(prompt__response_format='json', prompt__answer_order='target',
           evaluate__constrained_ar=False), 'prompt.trace.grades'),
@@ -101,6 +101,13 @@ def test_wrong_types_and_names_of_a_forked_config():
   with config.unlocked():
     config.model.widht = 8
   with pytest.raises(ValueError, match='config.model .*widht'):
+    validation.check(config)
+  config = _config()
+  with config.unlocked():
+    config.recipe = validation.RECIPE
+    config.rl.clip_hihg = .3
+  with pytest.raises(ValueError, match='config.rl.clip_hihg is no field .*'
+                     'clip_high'):
     validation.check(config)
   config = _config()
   with config.unlocked():
