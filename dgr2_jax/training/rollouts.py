@@ -44,7 +44,8 @@ class RolloutConfig:
     top_p: draws from the nucleus of this mass only; 1 is off.
     max_denoising_steps: a block.
     canvases: 'all' steps of a block, or 'one' at random.
-    canvases_per_row: M of `replay.replay`: about what most responses take.
+    canvases_per_row: M of `replay.replay`: about what most responses take. Each
+      row repeats the clean response, so few are dear for long responses.
     refill: rounds of prompts that may be decoded to find groups whose rewards
       differ (DAPO's dynamic sampling); 1 drops the others and goes on.
   """

@@ -4,14 +4,15 @@
     python experiments/opd_positions/run.py --base=BASE --workdir=DIR
 
 BASE is a finished quickstart. Every variant distils its `cft` weights with the
-same prompts, steps and rates, and its last weights are decoded on all
-validation requests at several thresholds; results.json and results.md are
+same prompts, steps and rates, and its last weights are decoded on all requests
+of validation and test at several thresholds; results.json and results.md are
 written here. A variant that DIR already holds is not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -33,6 +34,8 @@ from dgr2_jax.training import workdir as workdir_lib
 
 HERE = pathlib.Path(__file__).parent
 THRESHOLDS = (1., .9, .6, .4)
+SPLITS = ('validation', 'test')
+BEFORE = 'before OPD (cft)'
 # Name -> fields of config.opd.
 VARIANTS = {
     'all, as published': dict(positions='all', elsewhere='none'),
@@ -67,12 +70,12 @@ def last_params(workdir: pathlib.Path, stage: str) -> Any:
 
 
 def measure(experiment: experiment_lib.Experiment, params: Any) -> list[dict]:
-  """Weights on the validation requests, AR and by threshold."""
-  batches = experiment.eval_batches(
-      'validation', experiment.config.evaluate.batch_size)
-  targets = experiment.data.target_positions('validation')
+  """Weights on the requests of both splits, AR and by threshold."""
   points = []
-  for threshold in ('ar', *THRESHOLDS):
+  for split, threshold in itertools.product(SPLITS, ('ar', *THRESHOLDS)):
+    batches = experiment.eval_batches(
+        split, experiment.config.evaluate.batch_size)
+    targets = experiment.data.target_positions(split)
     autoregressive = threshold == 'ar'
     outcome = responses.outcome('opd', responses.decode_split(
         experiment.model, params, batches,
@@ -84,7 +87,7 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> list[dict]:
         experiment.config.data.num_candidates, rewards.RewardConfig())
     ranks = metrics.means(metrics.rank_of_target(outcome.orders, targets))
     points.append({
-        'threshold': threshold, 'n': len(targets),
+        'split': split, 'threshold': threshold, 'n': len(targets),
         'reward': float(outcome.rewards.mean()),
         **{name: ranks[name] for name in ('recall@1', 'ndcg@3')},
         'valid_rate': rows.validity(outcome.failures)['valid_rate'],
@@ -95,18 +98,18 @@ def measure(experiment: experiment_lib.Experiment, params: Any) -> list[dict]:
 
 def table(results: dict[str, list[dict]]) -> str:
   """results.md."""
-  n = next(iter(results.values()))[0]['n']
-  lines = ['# OPD by position', '',
-           f'{n:,} validation requests. Written by run.py.', '',
-           '| variant | tau | reward | Recall@1 | NDCG@3 | valid | TPF |',
-           '|---|---|---|---|---|---|---|']
-  for name, points in results.items():
-    for p in points:
-      lines.append(
-          f'| {name} | {p["threshold"]} | {p["reward"]:.3f} | '
-          f'{p["recall@1"]:.3f} | '
-          f'{p["ndcg@3"]:.3f} | {p["valid_rate"]:.3f} | '
-          f'{p["tokens_per_forward"]:.2f} |')
+  lines = ['# OPD by position', '', 'Written by run.py.']
+  for split in SPLITS:
+    first, *_ = (p for p in results[BEFORE] if p['split'] == split)
+    lines += ['', f'{first["n"]:,} {split} requests:', '',
+              '| variant | tau | reward | Recall@1 | NDCG@3 | valid | TPF |',
+              '|---|---|---|---|---|---|---|']
+    lines += [
+        f'| {name} | {p["threshold"]} | {p["reward"]:.3f} | '
+        f'{p["recall@1"]:.3f} | {p["ndcg@3"]:.3f} | {p["valid_rate"]:.3f} | '
+        f'{p["tokens_per_forward"]:.2f} |'
+        for name, points in results.items() for p in points
+        if p['split'] == split]
   return '\n'.join(lines) + '\n'
 
 
@@ -134,7 +137,7 @@ def main() -> None:
       stages.run(config, workdir, 'opd')
     experiment = experiment_lib.Experiment(config, workdir)
     if not results:
-      results['before OPD (cft)'] = measure(
+      results[BEFORE] = measure(
           experiment, experiment.restore('cft'))
     results[name] = measure(experiment, last_params(workdir, 'opd'))
     jax.clear_caches()

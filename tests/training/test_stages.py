@@ -17,6 +17,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ROOT / 'configs' / 'quickstart.py'
 STAGES = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
+MESH = ('data', 'fsdp', 'tensor')
+MANY = os.environ | {'XLA_FLAGS': os.environ['XLA_FLAGS']
+                     + ' --xla_force_host_platform_device_count=8'}
 SPEED = ('tokens_per_second', 'speedup')
 
 
@@ -144,17 +147,15 @@ def test_killed_at_random_steps_ends_with_the_same_bits(finished, tmp_path):
 
 def test_eight_devices_and_then_one_train_as_one_does(finished, tmp_path):
   """A run started on 8 simulated devices is resumed on a single one."""
-  flags = os.environ['XLA_FLAGS'] + ' --xla_force_host_platform_device_count=8'
-  many = os.environ | {'XLA_FLAGS': flags}
   workdir = tmp_path / 'run'
   assert run(workdir, '--stage=prepare').returncode == 0
-  kill_at('checkpoints/ar_sft/2.json', 0., workdir, '--stage=ar_sft', env=many)
+  kill_at('checkpoints/ar_sft/2.json', 0., workdir, '--stage=ar_sft', env=MANY)
   for stage in ('ar_sft', 'ar_rl', 'convert'):
     result = run(workdir, f'--stage={stage}')
     assert result.returncode == 0, result.stderr[-3000:]
   # Sampling may tip over on a rounding difference: no rollouts from here on.
-  result = run(workdir, '--stage=cft', '--config.mesh.data=2',
-               '--config.mesh.fsdp=2', '--config.mesh.tensor=2', env=many)
+  result = run(workdir, '--stage=cft', *(f'--config.mesh.{axis}=2'
+                                         for axis in MESH), env=MANY)
   assert result.returncode == 0, result.stderr[-3000:]
   stages = ('ar_sft', 'ar_rl', 'convert', 'cft')
   for got, want in zip(
@@ -191,6 +192,32 @@ def test_bad_fields_are_named(tmp_path):
     assert result.returncode == 1
     assert message in result.stderr, result.stderr[-2000:]
     assert 'Traceback' not in result.stderr
+
+
+@pytest.mark.parametrize('recipe, flags', [
+    (('ar_sft', 'convert', 'cft', 'opd'),
+     ('canvas.clean_stream=block_causal', 'canvas.alignment=same_position',
+      'cft.ar_weight=0.', 'opd.cft_weight=0.5', 'opd.positions=all',
+      'opd.elsewhere=none', 'opd.rollout.canvases=all')),
+    (('ar_sft', 'convert', 'cft', 'opd', 'rl'),
+     ('opd.teacher=self', 'opd.divergence=reverse', 'opd.teacher_top_k=4',
+      'rl.kl_weight=0.1', *(f'mesh.{axis}=2' for axis in MESH))),
+    (('ar_sft', 'convert', 'cft', 'rl'), ('rl.rollout.updates=2',))],
+                         ids=['published-rules', 'eight-devices', 'no-opd'])
+def test_ablations_are_configs(tmp_path, recipe, flags):
+  flags = [f'--config.{flag}' for flag in flags]
+  flags += [f'--config.recipe={recipe}', '--config.evaluate.thresholds=(0.9,)',
+            '--config.data.max_train_requests=64']
+  for stage in set(recipe) - {'convert'}:
+    flags += [f'--config.{stage}.{field}' for field in (
+        'steps=2', 'eval_every=2', 'eval_requests=16', 'batch_size=4')]
+  result = run(tmp_path / 'run', *flags,
+               env=MANY if '--config.mesh.data=2' in flags else None)
+  assert result.returncode == 0, result.stderr[-3000:]
+  last = metrics(tmp_path / 'run')[-1]
+  assert last['stage'] == recipe[-1] and np.isfinite(last['train/loss'])
+  content = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  assert [r['name'] for r in content['rows']][-1] == recipe[-1]
 
 
 def test_published_form_trains_too(tmp_path):
