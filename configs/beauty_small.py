@@ -116,7 +116,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       keep=2,
       best_metric='ndcg@3',
       eval_requests=256,  # validation requests decoded, 0 is all
-      eval_threshold=0.9,  # tau then; of no meaning to AR stages
+      eval_threshold=0.9,  # tau then, of cft; others decode their own way
       head_chunk=0)  # response tokens that meet the LM head at a time, 0: all
   weights = dict(reasoning_weight=0.9, answer_weight=1.0, ar_weight=0.0)
   noise = dict(full_block_prob=0.0, min_ratio=0.0, mask_pairs=1)

@@ -13,9 +13,9 @@ Seeds (shifted alignment) are decided on the clean stream. With B = 1 every
 token is a seed: there are no canvases, and a replay is the AR forward. A token
 that was never committed stays masked in every canvas.
 
-Most responses take few steps and some take many. So that the many don't pad the
-few, a response has as many *rows* of M canvases as it needs, each beside a copy
-of its clean tokens:
+Most responses take few steps and some take many. So that the long ones don't
+pad the others, a response has as many *rows* of M canvases as it needs, each
+beside a copy of its clean tokens:
 
     responses of a request      row    owner    canvases (M = 4)
     a, 3 steps                  0      a        1 2 3 -

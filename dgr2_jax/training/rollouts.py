@@ -67,7 +67,6 @@ class RolloutConfig:
     if self.canvases not in ('all', 'one'):
       raise ValueError(f"canvases={self.canvases!r}: expected 'all' or 'one'")
 
-
   def decoding(self, length: int) -> block_decoder.DecodeConfig:
     """How one response of at most `length` tokens is sampled."""
     return block_decoder.DecodeConfig(

@@ -120,6 +120,9 @@ def main() -> None:
   parser.add_argument('--base', type=pathlib.Path, required=True)
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
   args = parser.parse_args()
+  if not (args.base / 'config.json').exists():
+    parser.error(f'--base={args.base}: no config.json; run the quickstart '
+                 'there first')
   logging.set_verbosity(logging.INFO)
   logging.use_absl_handler()
   results = {}
