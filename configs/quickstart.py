@@ -135,7 +135,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       training, batch_size=16, warmup_steps=5, schedule='constant',
       weight_decay=0.0, log_every=5, checkpoint_every=20,
       # Validated on sampled responses: their mean reward is what RL maximises.
-      eval_requests=0, best_metric='reward',
+      eval_requests=512, best_metric='reward',
       rollout=dict(
           num_rollouts=8,
           updates=1,  # from one round of rollouts
@@ -152,21 +152,23 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
           format_weight=0.2,
           invalid=-1.0,
           overlong_buffer=0))
-  surrogate = dict(clip_low=0.2, clip_high=0.2, kl_weight=0.0)
+  surrogate = dict(
+      **weights, **noise, clip_low=0.2, clip_high=0.2, kl_weight=0.0,
+      cft_weight=0.0)  # of the supervised objective, mixed in
 
   c.recipe = ('ar_sft', 'convert', 'cft')
   if variant:
     c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
   c.ar_sft = dict(training, **weights, **noise, batch_size=16, steps=1200,
                   learning_rate=3e-3, eval_every=600)
-  c.ar_rl = dict(policy, **surrogate, steps=60, learning_rate=1e-4,
-                 eval_every=30)
+  c.ar_rl = dict(policy, **surrogate, steps=40, learning_rate=1e-4,
+                 eval_every=20)
   c.ar_rl.reward.condition = 'gr2'
   c.cft = dict(training, **weights, **noise, batch_size=16, steps=2500,
                learning_rate=3e-3, eval_every=1250)
   c.cft.ar_weight = 0.5
   c.opd = dict(
-      policy, **weights, **noise, steps=60, learning_rate=3e-4, eval_every=30,
+      policy, **weights, **noise, steps=60, learning_rate=1e-4, eval_every=30,
       teacher='ar',  # self: the student's clean stream; or a stage
       divergence='forward',  # reverse | none
       positions='nothing_right',  # all: the paper's | corrected
@@ -176,8 +178,13 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.opd.schedule = 'cosine'
   c.opd.rollout.update(num_rollouts=4, temperature=0.5, canvases='one',
                        canvases_per_row=3)  # one of every block
-  c.rl = dict(policy, **surrogate, steps=80, learning_rate=3e-5,
-              eval_every=40)
+  c.rl = dict(policy, **surrogate, steps=100, learning_rate=5e-5,
+              eval_every=50)
+  c.rl.warmup_steps = 20  # Adam's first steps are its least certain
+  # Where many tokens are committed together they clash: that teaches most.
+  c.rl.rollout.update(threshold=0.4, temperature=0.5)
+  # Keeps what the others taught; the paper's RL has no such term.
+  c.rl.update(cft_weight=1.0, ar_weight=0.5)
   # Half as many requests as are decoded: those whose responses differ.
   c.rl.batch_size = 8
   c.rl.rollout.refill = 2
@@ -186,6 +193,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       batch_size=64,
       thresholds=(1.0, 0.9, 0.6, 0.4),
       max_denoising_steps=64,
+      # Drafts of so many denoising steps, verified by the clean stream where
+      # that is an AR model; windows begin at a pivot or on the training grid.
+      verify=dict(steps=1, window='pivot', threshold=0.9),
       constrained_ar=True,  # a row of the AR model with used candidates masked
       bootstrap_resamples=2000,
       num_examples=5,

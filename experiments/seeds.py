@@ -69,9 +69,8 @@ def _stages(reports: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _point(point: Mapping[str, Any]) -> str:
-  how = ('AR' if point['mode'] == 'ar' else
-         f'{"" if point["mode"] == "threshold" else "verify "}tau '
-         f'{point["threshold"]:g}')
+  how = {'ar': 'AR', 'verify': 'verified'}.get(point['mode'])
+  how = how or f'tau {point["threshold"]:g}'
   return f'{point["row"]}, {how}'
 
 

@@ -27,9 +27,10 @@ def expected(content, row, decoding):
     found, = (r for r in content['rows'] if r['name'] == row)
     speedup = None
   else:
-    threshold = None if decoding == 'AR' else float(decoding.split()[1])
+    mode = {'AR': 'ar', 'verified': 'verify'}.get(decoding)
     points = [p for p in content['frontier'] if p['row'] == row
-              and p['threshold'] == threshold]
+              and (p['mode'] == mode if mode else
+                   p['threshold'] == float(decoding.split()[1]))]
     found, = points or [r for r in content['rows'] if r['name'] == row]
     speedup = found.get('speedup')
   return [quoted(found['recall@1'], 3), quoted(found['ndcg@3'], 3),

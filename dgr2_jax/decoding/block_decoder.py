@@ -12,7 +12,8 @@
 
 Both kinds of forward have the same shape, so rows of a batch mix freely and no
 row waits for another at a block boundary. With B = 1 (shifted) a block is its
-seed and only commits remain: one token a forward.
+seed and only commits remain: one token a forward. `fused` commits also carry
+the next block's first denoising step, masked whole, in a forward of 2 B tokens.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class DecodeConfig:
     top_k: draws from the likeliest tokens only; 0 is off.
     top_p: draws from the likeliest tokens that hold this mass; 1 is off.
     max_denoising_steps: per block; at the cap everything left is committed.
+    fused: whether the commit pass of a block is also the first denoising step
+      of the next: one forward over both. The seed is masked there, and commits
+      whatever its probability. Wants weights trained on blocks masked whole
+      (`full_block_prob`); no recipe trains them yet.
     answer_marker: token after which the answer begins; with `answer_ids`, used
       candidates are masked there (the answer-constrained AR variant).
     answer_ids: the candidate tokens; empty for no constraint.
@@ -54,6 +59,7 @@ class DecodeConfig:
   top_k: int = 0
   top_p: float = 1.0
   max_denoising_steps: int = 64
+  fused: bool = False
   answer_marker: int = -1
   answer_ids: tuple[int, ...] = ()
 
@@ -94,8 +100,12 @@ class Rollout:
 
 
 @flax.struct.dataclass
-class _State:
-  """Loop state; see `Rollout`. `step` counts denoising steps of the block."""
+class State:
+  """Loop state; see `Rollout`. `step` counts denoising steps of the block.
+
+  `start` is where the block begins; in `verification`, the last token that
+  stands.
+  """
   cache: canvas_lib.Cache
   tokens: jax.Array
   call: jax.Array
@@ -136,12 +146,30 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   if config.answer_ids and canvas.block_size > 1:
     raise ValueError('masking used candidates is for autoregressive decoding '
                      f'(block_size 1), got block_size={canvas.block_size}')
+  state, row_keys = begin(
+      model, params, prompt, prompt_length, example_id, key,
+      vocabulary=vocabulary, canvas=canvas, config=config)
+
+  def step(state: State) -> State:
+    return _step(model, params, state, row_keys, threshold, vocabulary, canvas,
+                 config)
+
+  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  return rollout_of(state, vocabulary)
+
+
+def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
+          prompt_length: jax.Array, example_id: jax.Array, key: jax.Array, *,
+          vocabulary: vocabulary_lib.Vocabulary,
+          canvas: canvas_lib.CanvasConfig,
+          config: DecodeConfig) -> tuple[State, jax.Array]:
+  """Prefills; the loop's first state and the rows' keys [N, G]."""
   n, g, length = example_id.shape[0], config.num_rollouts, config.max_response
   cache, last = canvas_lib.prefill(
       model, params, prompt, prompt_length, g, length)
   row_keys = jax.vmap(
       lambda i: jax.random.split(jax.random.fold_in(key, i), g))(example_id)
-  state = _State(
+  state = State(
       cache=cache,
       tokens=jnp.full((n, g, length), vocabulary.eos_id, jnp.int32),
       call=jnp.full((n, g, length), NEVER, jnp.int32),
@@ -153,24 +181,25 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   if canvas.shifted:
     seed_state = jnp.broadcast_to(
         last[:, None, None], (n, g, 1, last.shape[-1]))
-    logits = _logits(model, params, seed_state, state, vocabulary, config)
-    token, _, logprob = _draw(logits, row_keys, 0 * state.calls, config)
-    state = _write(state, jnp.zeros((n, g, 1), jnp.int32),
-                   jnp.ones((n, g, 1), bool), token, logprob, 0 * state.calls)
-    state = _finish(state, vocabulary)
+    token, _, logprob = draw(
+        score(model, params, seed_state, state, vocabulary, config), row_keys,
+        0 * state.calls, config)
+    state = write(state, jnp.zeros((n, g, 1), jnp.int32),
+                  jnp.ones((n, g, 1), bool), token, logprob, 0 * state.calls)
+    state = finish(state, vocabulary)
+  return state, row_keys
 
-  def step(state: _State) -> _State:
-    return _step(model, params, state, row_keys, threshold, vocabulary, canvas,
-                 config)
 
-  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+def rollout_of(state: State, vocabulary: vocabulary_lib.Vocabulary) -> Rollout:
+  """What the loop's last state says of the responses."""
   stands, end = _end_of_response(state, vocabulary)
-  return Rollout(state.tokens, jnp.where(stands, end + 1, length), stands,
-                 state.call, state.logprob, state.calls)
+  length = jnp.where(stands, end + 1, state.tokens.shape[-1])
+  return Rollout(state.tokens, length, stands, state.call, state.logprob,
+                 state.calls)
 
 
-def _step(model, params, state: _State, row_keys, threshold, vocabulary,
-          canvas, config) -> _State:
+def _step(model, params, state: State, row_keys, threshold, vocabulary,
+          canvas, config) -> State:
   """One forward: a denoising step or a commit pass, row by row."""
   b = canvas.block_size
   positions = canvas_lib.block_positions(state.start, b)  # [N, G, B]
@@ -178,36 +207,62 @@ def _step(model, params, state: _State, row_keys, threshold, vocabulary,
   tokens = jnp.where(committed, jnp.take_along_axis(
       state.tokens, positions, -1), vocabulary.mask_id)
   committing = committed.all(-1)  # [N, G]
-  hidden, cache = canvas_lib.decode_block(
-      model, params, state.cache, tokens, state.start, committing, canvas)
-  logits = _logits(model, params, hidden, state, vocabulary, config)
-  token, confidence, logprob = _draw(logits, row_keys, state.calls, config)
-  # Which response position state b scores, and whether it is to be decided.
-  if canvas.shifted:
-    positions += 1
-    undecided = jnp.pad(~committed[..., 1:], ((0, 0), (0, 0), (0, 1)))
-    next_seed = jnp.arange(b) == b - 1
-    eligible = jnp.where(committing[..., None], next_seed, undecided)
+
+  def forward(fused: bool) -> State:
+    if fused:
+      both = jnp.pad(tokens, ((0, 0), (0, 0), (0, b)),
+                     constant_values=vocabulary.mask_id)
+      hidden, cache = canvas_lib.decode_block_and_next(
+          model, params, state.cache, both, state.start, committing, canvas)
+    else:
+      hidden, cache = canvas_lib.decode_block(
+          model, params, state.cache, tokens, state.start, committing, canvas)
+    logits = score(model, params, hidden, state, vocabulary, config)
+    if config.fused and not fused:
+      # As wide as with neighbours that commit, so that draws are the same.
+      logits = jnp.pad(logits, ((0, 0), (0, 0), (0, b), (0, 0)))
+    token, confidence, logprob = draw(logits, row_keys, state.calls, config)
+    # Which token of the block, from zero, every state scores. B and more are
+    # tokens of the next block: they are decided by rows that commit.
+    index = jnp.arange(logits.shape[2]) + canvas.shifted
+    undecided = ~committed[..., jnp.minimum(index, b - 1)]
+    eligible = jnp.where(committing[..., None],
+                         (index >= b) & (index < 2 * b),
+                         undecided & (index < b))
+    if canvas.shifted:  # The seed commits, whatever its probability.
+      confidence = jnp.where(index == b, 2., confidence)
+    steps = jnp.where(committing, 0, state.step) + 1
+    chosen = choose(eligible, confidence, threshold)
+    chosen |= eligible & (steps >= config.max_denoising_steps)[..., None]
+    alive = ~state.done
+    new = write(
+        state.replace(cache=cache), state.start[..., None] + index,
+        chosen & alive[..., None], token, logprob, state.calls)
+    return new.replace(
+        start=state.start + b * (committing & alive),
+        step=steps if fused else jnp.where(committing, 0, steps),
+        calls=state.calls + alive)
+
+  if config.fused and b > 1:
+    state = jax.lax.cond((committing & ~state.done).any(),
+                         lambda: forward(True), lambda: forward(False))
   else:
-    eligible = ~committed & ~committing[..., None]
+    state = forward(False)
+  return finish(state, vocabulary)
+
+
+def choose(eligible: jax.Array, confidence: jax.Array,
+           threshold: jax.Array) -> jax.Array:
+  """Which of the eligible [..., B] to commit: the sure and the surest."""
   confidence = jnp.where(eligible, confidence, -1)
-  best = jnp.arange(b) == jnp.argmax(confidence, -1, keepdims=True)
+  best = (jnp.arange(confidence.shape[-1])
+          == jnp.argmax(confidence, -1, keepdims=True))
   # A float32 probability can saturate at 1: tau = 1 must not compare.
   sure = (confidence >= threshold) & (threshold < 1)
-  at_cap = state.step + 1 >= config.max_denoising_steps
-  chosen = eligible & (best | sure | at_cap[..., None])
-  chosen &= ~state.done[..., None]
-  state = _write(state.replace(cache=cache), positions, chosen, token, logprob,
-                 state.calls)
-  alive = ~state.done
-  state = state.replace(
-      start=state.start + b * (committing & alive),
-      step=jnp.where(committing, 0, state.step + 1),
-      calls=state.calls + alive)
-  return _finish(state, vocabulary)
+  return eligible & (best | sure)
 
 
-def _logits(model, params, hidden, state: _State, vocabulary, config):
+def score(model, params, hidden, state: State, vocabulary, config):
   """Logits [N, G, B, V] without what may not be sampled."""
   logits = vocabulary.allow(
       model.apply({'params': params}, hidden, method='logits'))
@@ -224,7 +279,7 @@ def _logits(model, params, hidden, state: _State, vocabulary, config):
   return logits
 
 
-def _draw(logits, row_keys, calls, config):
+def draw(logits, row_keys, calls, config):
   """Token, confidence and the token's log-probability, [N, G, B] each.
 
   Confidence is the top probability at temperature 1: what tau means does not
@@ -262,7 +317,7 @@ def _narrowed(logits, config):
   return jnp.where(logits >= least, logits, -jnp.inf)
 
 
-def _write(state: _State, positions, chosen, token, logprob, call) -> _State:
+def write(state: State, positions, chosen, token, logprob, call) -> State:
   """Commits the chosen tokens [N, G, B] at their positions."""
   n, g, length = state.tokens.shape
   positions = jnp.where(chosen, positions, length)  # dropped
@@ -276,7 +331,7 @@ def _write(state: _State, positions, chosen, token, logprob, call) -> _State:
       call=put(state.call, jnp.broadcast_to(call[..., None], token.shape)))
 
 
-def _end_of_response(state: _State, vocabulary):
+def _end_of_response(state: State, vocabulary):
   """Whether an EOS stands with all to its left, and where: [N, G] each."""
   committed = state.call < NEVER
   left = jnp.cumprod(committed, -1).astype(bool)
@@ -284,7 +339,8 @@ def _end_of_response(state: _State, vocabulary):
   return ends.any(-1), jnp.argmax(ends, -1).astype(jnp.int32)
 
 
-def _finish(state: _State, vocabulary) -> _State:
+def finish(state: State, vocabulary) -> State:
+  """Marks rows whose response has ended or whose room is full."""
   stands, _ = _end_of_response(state, vocabulary)
   full = (state.call < NEVER).all(-1)
   return state.replace(done=state.done | stands | full)

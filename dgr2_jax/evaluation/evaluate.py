@@ -9,10 +9,11 @@
     naive            convert          blocks, tau = 1
     cft, opd, rl     of the recipe    blocks, tau = 1
 
-`stages` tells what the on-policy stages changed: decoded at tau = 1, at the
-largest threshold below, and sampled as the last of them samples. The frontier
-decodes the last of these weights autoregressively and at every threshold. Its
-speeds are measured in one run, the modes taking turns.
+`stages` tells what the on-policy stages changed: decoded at every threshold,
+and sampled as the last of them samples. The frontier decodes the last of these
+weights autoregressively, at every threshold and, where the clean stream is an
+AR model, verified by it. Its speeds are measured in one run, the modes taking
+turns.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import numpy as np
 from dgr2_jax.data import prompts
 from dgr2_jax.data import tokens as tokens_lib
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows as rows_lib
@@ -94,25 +96,24 @@ class _Evaluation:
     outcomes.append(self._decode(
         'naive', self._experiment.restore('convert'), canvas, 1.)[0])
     *earlier, last = recipe[recipe.index('convert') + 1:]
-    shown = max((t for t in self._config.thresholds if t < 1), default=1.)
+    thresholds = tuple(dict.fromkeys((1., *self._config.thresholds)))
     students = {}
     for name in earlier:
       params = self._experiment.restore(name)
       students[name] = {tables.tau(t): self._decode(name, params, canvas, t)[0]
-                        for t in dict.fromkeys((1., shown))}
+                        for t in thresholds}
       outcomes.append(students[name][tables.tau(1.)])
       self._sample(students[name], params, last)
     student = self._experiment.restore(last)
-    points = {'ar': self._decode(last, student, canvas_lib.AUTOREGRESSIVE, 1.)}
-    for threshold in self._config.thresholds:
-      points[threshold] = self._decode(last, student, canvas, threshold)
-    if 1. not in points:
-      points[1.] = self._decode(last, student, canvas, 1.)
+    modes = self._modes(thresholds)
+    points = {mode: self._decode(last, student, **options)
+              for mode, options in modes.items()}
     outcomes.append(points[1.][0])
-    students[last] = {tables.tau(t): points[t][0] for t in (1., shown)}
+    students[last] = {tables.tau(t): points[t][0] for t in thresholds}
     if earlier:
       self._sample(students[last], student, last)
-    speeds = self._speeds(student)
+    speeds = self._speeds(student, modes)
+    shown = max((t for t in thresholds if t < 1), default=1.)
     content = {
         'title': f'Diffusion-GR2 on {self._experiment.config.data.name}',
         'command': ' '.join([os.path.basename(sys.executable), '-m',
@@ -127,7 +128,8 @@ class _Evaluation:
                      for o in outcomes}},
         'rows': [self._row(o, reference) for o in outcomes],
         'frontier': [self._point(name, points, speeds, reference)
-                     for name in ('ar', *self._config.thresholds)],
+                     for name in modes
+                     if name != 1. or name in self._config.thresholds],
         'stages': self._stages(teachers) + self._stages(students),
         'model': self._model(student),
         'examples': self._examples(points[shown], shown),
@@ -141,17 +143,32 @@ class _Evaluation:
     print(f'Report: {self._experiment.workdir / "report.html"}')
     return content
 
+  def _modes(self, thresholds: tuple[float, ...]) -> dict[Any, dict[str, Any]]:
+    """Ways to decode a student: AR, by threshold, drafts verified."""
+    canvas = self._experiment.canvas
+    modes = {'ar': dict(canvas=canvas_lib.AUTOREGRESSIVE, threshold=1.,
+                        draft=None)}
+    for threshold in thresholds:
+      modes[threshold] = dict(canvas=canvas, threshold=threshold, draft=None)
+    if canvas.verifiable:
+      modes['verify'] = dict(
+          canvas=canvas, threshold=1.,
+          draft=verification.DraftConfig(**self._config.verify))
+    return modes
+
   def _decode(self, name: str, params: Any, canvas: canvas_lib.CanvasConfig,
-              threshold: float, how: str = '', **options):
+              threshold: float, how: str = '',
+              draft: verification.DraftConfig | None = None, **options):
     """The outcome and the rollout of one way to decode the test requests."""
     begin = time.monotonic()
-    how = how or ('ar' if canvas.block_size == 1 else tables.tau(threshold))
+    how = how or ('ar' if canvas.block_size == 1 else 'verify' if draft
+                  else tables.tau(threshold))
     rollout = responses.decode_split(
         self._experiment.model, params, self._batches, threshold=threshold,
         vocabulary=self._experiment.vocabulary, canvas=canvas,
         config=dataclasses.replace(self._experiment.decode_config(),
                                    **options),
-        mesh=self._experiment.mesh, what=f'{name}, {how}')
+        mesh=self._experiment.mesh, draft=draft, what=f'{name}, {how}')
     # Rewarded as its reinforcement learning rewards.
     stage = ('ar_rl' if name.startswith('ar')
              else self._experiment.config.recipe[-1])
@@ -178,14 +195,10 @@ class _Evaluation:
         answer_ids=self._experiment.candidate_ids(),
         answer_marker=self._experiment.data.tokenizer.id(tokens_lib.ANSWER))[0]
 
-  def _speeds(self, params: Any) -> dict[Any, float]:
+  def _speeds(self, params: Any, modes) -> dict[Any, float]:
     size = self._config.timing_batch_size
     batches = self._experiment.eval_batches(
         'test', size, self._config.timing_requests)
-    modes = {'ar': dict(threshold=1., canvas=canvas_lib.AUTOREGRESSIVE)}
-    for threshold in self._config.thresholds:
-      modes[threshold] = dict(threshold=threshold,
-                              canvas=self._experiment.canvas)
     return responses.tokens_per_second(
         self._experiment.model, params, batches, modes,
         vocabulary=self._experiment.vocabulary,
@@ -224,8 +237,8 @@ class _Evaluation:
   def _point(self, name, points, speeds, reference) -> dict[str, Any]:
     return rows_lib.build_frontier_point(
         points[name][0], self._targets,
-        mode='ar' if name == 'ar' else 'threshold',
-        threshold=None if name == 'ar' else name,
+        mode=name if isinstance(name, str) else 'threshold',
+        threshold=None if isinstance(name, str) else name,
         tokens_per_second=speeds[name], same_weights=points['ar'][0],
         same_weights_tokens_per_second=speeds['ar'], reference=reference,
         seed=self._experiment.config.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+import functools
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from dgr2_jax.data import parsing
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
@@ -29,6 +31,7 @@ def decode_split(
     batches: Iterable[Mapping[str, np.ndarray]], *, threshold: float,
     vocabulary: vocabulary_lib.Vocabulary, canvas: canvas_lib.CanvasConfig,
     config: block_decoder.DecodeConfig, mesh: Mesh, seed: int = 0,
+    draft: verification.DraftConfig | None = None,
     what: str = '') -> block_decoder.Rollout:
   """Decodes one response for every request.
 
@@ -37,26 +40,27 @@ def decode_split(
     params: its parameters, on `mesh`.
     batches: of `prompt` [N, P], `prompt_length` [N], `example_id` [N] and
       `valid` [N]; N is a multiple of the mesh's devices.
-    threshold: tau.
+    threshold: tau; of no account if drafts are verified.
     vocabulary: special ids.
     canvas: block size and rules; B = 1 decodes autoregressively.
     config: num_rollouts must be 1.
     mesh: of devices.
     seed: of sampling.
+    draft: how drafts are made if they are to be verified.
     what: named in the progress log; empty for none.
 
   Returns:
     A rollout of NumPy arrays without the rollout axis: [n, L] and [n].
   """
-  batches = list(batches)
+  decode, batches = _decoder(threshold, draft), list(batches)
   parts, begin, told = [], time.monotonic(), time.monotonic()
   for index, batch in enumerate(batches):
     arrays = sharding.shard_batch(mesh, {
         k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')})
     with jax.set_mesh(mesh):
-      rollout = block_decoder.decode(
+      rollout = decode(
           model, params, arrays['prompt'], arrays['prompt_length'],
-          arrays['example_id'], jax.random.key(seed), jnp.float32(threshold),
+          arrays['example_id'], jax.random.key(seed),
           vocabulary=vocabulary, canvas=canvas, config=config)
     rollout = jax.device_get(rollout)
     parts.append(jax.tree.map(lambda x: x[batch['valid'], 0], rollout))
@@ -67,6 +71,13 @@ def decode_split(
       logging.info('%s: %d of %d batches decoded, %.0f s left.', what,
                    index + 1, len(batches), left)
   return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+
+def _decoder(threshold: float, draft: verification.DraftConfig | None):
+  if draft is None:
+    return functools.partial(
+        block_decoder.decode, threshold=jnp.float32(threshold))
+  return functools.partial(verification.decode, draft=draft)
 
 
 def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
@@ -91,16 +102,30 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
     lenient.append(parser.lenient(tokens[:length]) or incoming)
     begin = length if parse.answer_start is None else parse.answer_start
     answer_tokens.append(length - begin)
-    # Calls that committed a token of the answer; AR: as many as tokens.
-    answer_calls.append(len(set(call[begin:length].tolist())))
+    answer_calls.append(forwards_of(call[:length], begin))
   earned = rewards.rewards(parses, targets, rollout.length,
                            rollout.tokens.shape[-1], num_candidates, reward)
   return rows.RowOutcome(
       name=name, orders=np.array([p.order or incoming for p in parses]),
       lenient_orders=np.array(lenient),
-      failures=[p.failure for p in parses], tokens=rollout.length, calls=rollout.calls,
+      failures=[p.failure for p in parses], tokens=rollout.length,
+      calls=rollout.calls,
       answer_tokens=np.array(answer_tokens),
       answer_calls=np.array(answer_calls), rewards=earned['reward'])
+
+
+def forwards_of(call: np.ndarray, begin: int) -> int:
+  """Forwards that the tokens from `begin` on took: AR, as many as tokens.
+
+  A forward that commits nothing, as a draft, counts with the next that does.
+
+  Args:
+    call: int [n], the forward that committed every token.
+    begin: from here on.
+  """
+  commits = np.unique(call)
+  cost = dict(zip(commits.tolist(), np.diff(commits, prepend=-1).tolist()))
+  return sum(cost[c] for c in set(call[begin:].tolist()))
 
 
 def tokens_per_second(
@@ -117,7 +142,7 @@ def tokens_per_second(
     model: the decoder.
     params: its parameters.
     batches: as for `decode_split`.
-    modes: name -> the `threshold` and `canvas` of `decode_split`.
+    modes: name -> the `threshold`, `canvas` and `draft` of `decode_split`.
     vocabulary: special ids.
     config: as for `decode_split`.
     repetitions: passes over the batches.
@@ -127,11 +152,11 @@ def tokens_per_second(
   """
   batches = list(batches)
 
-  def run(batch, threshold, canvas):
+  def run(batch, threshold, canvas, draft):
     begin = time.perf_counter()
-    rollout = block_decoder.decode(
+    rollout = _decoder(threshold, draft)(
         model, params, batch['prompt'], batch['prompt_length'],
-        batch['example_id'], jax.random.key(0), jnp.float32(threshold),
+        batch['example_id'], jax.random.key(0),
         vocabulary=vocabulary, canvas=canvas, config=config)
     tokens = int(rollout.length.sum())  # waits for the device
     return tokens, time.perf_counter() - begin

@@ -39,7 +39,7 @@ class RowOutcome:
     tokens: int [n], response tokens through EOS.
     calls: int [n], model calls of the response, prefill and commits included.
     answer_tokens: int [n], tokens of the answer span.
-    answer_calls: int [n], calls that committed a token of the answer span.
+    answer_calls: int [n], calls that its answer span took.
     rewards: float [n], what the responses earn; see `objectives/rewards.py`.
   """
   name: str

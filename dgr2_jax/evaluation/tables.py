@@ -95,11 +95,10 @@ def tau(threshold: float) -> str:
 
 
 def mode_name(point: Mapping[str, Any]) -> str:
-  """How a frontier point was decoded: 'ar', 'τ 0.9', 'verify τ 0.9'."""
+  """How a frontier point was decoded: 'ar', 'τ 0.9', 'verify'."""
   if point['threshold'] is None:
     return point['mode']
-  how = tau(point['threshold'])
-  return how if point['mode'] == 'threshold' else f'{point["mode"]} {how}'
+  return tau(point['threshold'])
 
 
 def accuracy(content: Mapping[str, Any]) -> Table:

@@ -59,6 +59,12 @@ class CanvasConfig:
   def shifted(self) -> bool:
     return self.alignment == 'shifted'
 
+  @property
+  def verifiable(self) -> bool:
+    """Whether the clean stream is an AR model that can verify drafts."""
+    return (self.shifted and self.clean_stream == 'token_causal'
+            and self.block_size > 1)
+
 
 AUTOREGRESSIVE = CanvasConfig(block_size=1)
 
@@ -323,30 +329,71 @@ def decode_block(model: transformer.Transformer, params: Any, cache: Cache,
   Returns:
     Hidden states [N, G, B, D], unaligned, and the new cache.
   """
-  n, g, b = tokens.shape
-  positions = block_positions(start, b)  # [N, G, B]
+  positions = block_positions(start, tokens.shape[-1])
+  own = ~clean[..., None, None] | clean_rule(positions, positions, config)
+  return _decode_window(model, params, cache, tokens, start, own)
+
+
+def decode_block_and_next(
+    model: transformer.Transformer, params: Any, cache: Cache,
+    tokens: jax.Array, start: jax.Array, clean: jax.Array,
+    config: CanvasConfig) -> tuple[jax.Array, Cache]:
+  """`decode_block` with the block canvas behind it in the same forward.
+
+    reads \\ sees    cache             own block       next block
+    own block       j < start         as decode_block -
+    next block      j < start         all             all, both ways
+
+  The next block's states mean something where `clean`: they are those of a
+  denoising step that follows the commit.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    cache: committed keys and values.
+    tokens: int32 [N, G, 2 B], of both blocks.
+    start: int32 [N, G], of the first block.
+    clean: bool [N, G], rows that commit the first block.
+    config: block size and rules.
+
+  Returns:
+    Hidden states [N, G, 2 B, D], unaligned, and the new cache.
+  """
+  b = tokens.shape[-1] // 2
+  positions = block_positions(start, b)
+  own = ~clean[..., None, None] | clean_rule(positions, positions, config)
+  sees = jnp.ones((*own.shape[:2], 2 * b, 2 * b), bool)
+  sees = sees.at[:, :, :b, :b].set(own).at[:, :, :b, b:].set(False)
+  return _decode_window(model, params, cache, tokens, start, sees)
+
+
+def _decode_window(model, params, cache: Cache, tokens: jax.Array,
+                   start: jax.Array,
+                   sees: jax.Array) -> tuple[jax.Array, Cache]:
+  """W tokens [N, G, W] from `start` on; among them `sees` [N, G, W, W]."""
+  n, g, w = tokens.shape
+  positions = block_positions(start, w)
   length = cache.clean[0].shape[3]
   before = (jnp.arange(length) < start[..., None])[:, :, None, None]
-  own = ~clean[..., None, None] | clean_rule(positions, positions, config)
   in_prompt = _in_prompt(cache.prompt[0].shape[2], cache.prompt_length)
 
   def attention(query, key, value, cache):
     (kp, vp), (kc, vc) = cache
-    blocks = [x.reshape(n, g, 1, b, *x.shape[2:]) for x in (query, key, value)]
+    blocks = [x.reshape(n, g, 1, w, *x.shape[2:]) for x in (query, key, value)]
     query_, key_, value_ = blocks
     out = attention_lib.attend(query_, [
         attention_lib.Part(kp, vp, in_prompt),
         attention_lib.Part(kc, vc, before),
-        attention_lib.Part(key_, value_, own[:, :, None])])
+        attention_lib.Part(key_, value_, sees[:, :, None])])
     return out.reshape(query.shape), (key_[:, :, 0], value_[:, :, 0])
 
   offset = cache.prompt_length[:, None, None]
   hidden, emitted = model.apply(
-      {'params': params}, tokens.reshape(n, g * b),
-      (offset + positions).reshape(n, g * b), attention,
+      {'params': params}, tokens.reshape(n, g * w),
+      (offset + positions).reshape(n, g * w), attention,
       (cache.prompt, cache.clean), method='hidden')
   rows = jnp.arange(n)[:, None, None], jnp.arange(g)[None, :, None]
   written = jax.tree.map(
       lambda old, new: old.at[:, rows[0], rows[1], positions].set(
           new, mode='drop'), cache.clean, emitted)
-  return hidden.reshape(n, g, b, -1), cache.replace(clean=written)
+  return hidden.reshape(n, g, w, -1), cache.replace(clean=written)

@@ -14,7 +14,7 @@ distilled there, `ar_weight` of the other clean tokens too.
 *Which masked positions.* The teacher is causal. At a masked position with
 tokens revealed to its right it does not know them, and puts mass back on
 candidates that the canvas uses already, and a student that learns it repeats
-candidates. `experiments/opd_positions` compares the choices of `positions`:
+candidates. `experiments/on_policy` compares the choices of `positions`:
 
     all            every masked position: the paper's form
     nothing_right  positions right of everything revealed in the block, where

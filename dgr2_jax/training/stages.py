@@ -164,17 +164,19 @@ def _reinforce(experiment: experiment_lib.Experiment, stage: str,
       with jax.set_mesh(experiment.mesh):
         return batch | {'reference_logprob': score(reference, batch)}
 
+  records, mixed_in = _supervision(experiment, section, canvas)
+
   def loss_fn(params, batch, key):
-    del key
     loss, measured = policy.loss(
         experiment.model, params, batch, canvas, objective,
         experiment.vocabulary, temperature)
-    return loss, measured | rollouts.measured(batch)
+    other, more = mixed_in(params, batch, key)
+    return loss + other, measured | more | rollouts.measured(batch)
 
   _train(experiment, stage, canvas, loss_fn, params, rollouts.Rollouts(
       experiment, stage, canvas, _prompts(experiment, section),
       rollouts.RolloutConfig(**section.rollout),
-      rewards.RewardConfig(**section.reward), annotate))
+      rewards.RewardConfig(**section.reward), annotate, supervised=records))
 
 
 def _distil(experiment: experiment_lib.Experiment) -> None:
@@ -182,8 +184,6 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
   section, canvas = experiment.config.opd, experiment.canvas
   objective = distillation.DistillationConfig(
       **fields_of(distillation.DistillationConfig, section))
-  supervised = denoising.DenoisingConfig(
-      **fields_of(denoising.DenoisingConfig, section))
   model, vocabulary = experiment.model, experiment.vocabulary
   candidates = experiment.candidate_ids()
   teacher = None
@@ -208,28 +208,40 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
     head = {k: v for k, v in teacher.items() if k != 'layers'}
     return batch | {'teacher_states': states, 'teacher_head': head}
 
+  records, mixed_in = _supervision(experiment, section, canvas)
+
   def loss_fn(params, batch, key):
     loss, measured = distillation.loss(
         model, params, batch, canvas, objective, vocabulary,
         batch.get('teacher_head'), candidates)
-    if section.cft_weight:
-      other, _ = denoising.loss(
-          model, params, batch['supervised'], key, canvas, supervised,
-          vocabulary)
-      loss += section.cft_weight * other
-      measured |= {'cft_loss': other}
-    return loss, measured | rollouts.measured(batch)
+    other, more = mixed_in(params, batch, key)
+    return loss + other, measured | more | rollouts.measured(batch)
 
-  records = None
-  if section.cft_weight:
-    records = experiment.train_batches(
-        section.batch_size, experiment.data.supervised_files())
   _train(experiment, 'opd', canvas, loss_fn,
          experiment.restore(experiment.before('opd')), rollouts.Rollouts(
              experiment, 'opd', canvas, _prompts(experiment, section),
              rollouts.RolloutConfig(**section.rollout),
              rewards.RewardConfig(**section.reward), annotate,
              only_informative=False, supervised=records))
+
+
+def _supervision(experiment: experiment_lib.Experiment,
+                 section: ml_collections.ConfigDict,
+                 canvas: canvas_lib.CanvasConfig):
+  """Batches of records, and the CFT loss of them that a stage mixes in."""
+  if not section.cft_weight:
+    return None, lambda params, batch, key: (0., {})
+  objective = denoising.DenoisingConfig(
+      **fields_of(denoising.DenoisingConfig, section))
+
+  def loss_fn(params, batch, key):
+    loss, _ = denoising.loss(
+        experiment.model, params, batch['supervised'], key, canvas, objective,
+        experiment.vocabulary)
+    return section.cft_weight * loss, {'cft_loss': loss}
+
+  return experiment.train_batches(
+      section.batch_size, experiment.data.supervised_files()), loss_fn
 
 
 def _prompts(experiment: experiment_lib.Experiment,

@@ -17,6 +17,7 @@ import ml_collections
 
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
+from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas
@@ -32,10 +33,10 @@ RECIPE = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
 # What is built from a stage's section, and from the sections in it.
 _OBJECTIVES = {
     'ar_sft': (denoising.DenoisingConfig,),
-    'ar_rl': (policy.PolicyConfig,),
+    'ar_rl': (policy.PolicyConfig, denoising.DenoisingConfig),
     'cft': (denoising.DenoisingConfig,),
     'opd': (distillation.DistillationConfig, denoising.DenoisingConfig),
-    'rl': (policy.PolicyConfig,)}
+    'rl': (policy.PolicyConfig, denoising.DenoisingConfig)}
 _ON_POLICY = {'rollout': rollouts.RolloutConfig, 'reward': rewards.RewardConfig}
 
 # What every training stage must have, and some have more.
@@ -43,7 +44,8 @@ _TRAINING = ('batch_size', 'steps', 'learning_rate', 'warmup_steps', 'schedule',
              'weight_decay', 'grad_clip', 'b1', 'b2', 'log_every', 'eval_every',
              'checkpoint_every', 'keep', 'best_metric', 'eval_requests',
              'eval_threshold')
-_MORE = {'ar_rl': (), 'opd': ('teacher', 'cft_weight'), 'rl': ()}
+_MORE = {'ar_rl': ('cft_weight',), 'opd': ('teacher', 'cft_weight'),
+         'rl': ('cft_weight',)}
 
 # (test, what it expects)
 _Rule = tuple[Callable[[Any], bool], str]
@@ -111,6 +113,9 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'evaluate\.thresholds', _THRESHOLDS),
     (r'evaluate\.constrained_ar', _SWITCH),
     (r'evaluate\.num_examples', _whole(0)),
+    (r'evaluate\.verify\.steps', _whole(1)),
+    (r'evaluate\.verify\.window', _one_of(*verification.WINDOWS)),
+    (r'evaluate\.verify\.threshold', _ABOVE_ZERO_TO_ONE),
     (r'evaluate\.(max_denoising_steps|bootstrap_resamples|timing_\w+)',
      _whole(1)),
     (r'\w+\.rollout\.(num_rollouts|updates|max_denoising_steps|refill'
@@ -153,6 +158,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   for name, build in (
       ('prompt', prompts.PromptConfig.from_config),
       ('canvas', lambda section: canvas.CanvasConfig(**section)),
+      ('evaluate', lambda section: verification.DraftConfig(**section.verify)),
       ('model', lambda section: transformer.ModelConfig(
           vocab_size=1, **section))):
     if name in config:

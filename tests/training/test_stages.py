@@ -85,13 +85,14 @@ def test_report_has_the_rows_and_the_frontier(finished):
       'opd', 'rl']
   assert [(p['mode'], p['threshold']) for p in content['frontier']] == [
       ('ar', None), ('threshold', 1.0), ('threshold', .9), ('threshold', .6),
-      ('threshold', .4)]
+      ('threshold', .4), ('verify', None)]
   assert [(s['before'], s['name'], s['decoding'])
           for s in content['stages']] == [
       ('ar_sft', 'ar', 'ar'), ('ar_sft', 'ar', 'ar, temperature 1')] + [
           (before, name, how) for before, name in (('cft', 'opd'),
                                                    ('opd', 'rl'))
-          for how in ('τ 1', 'τ 0.9', 'τ 0.9, temperature 1')]
+          for how in ('τ 1', 'τ 0.9', 'τ 0.6', 'τ 0.4',
+                      'τ 0.4, temperature 0.5')]
   floor, ar = content['rows'][0], content['rows'][3]
   assert ar['tokens_per_forward'] == 1.
   assert floor['recall@1'] == pytest.approx(
@@ -113,6 +114,7 @@ def test_on_policy_stages_learn_from_exact_ratios(finished):
   # One update a round: every ratio is 1 before it.
   assert all(line['train/max_log_ratio'] < 1e-4 for line in lines
              if line['stage'] == 'rl')
+  assert {line['stage'] for line in lines if 'train/cft_loss' in line} == {'rl'}
 
 
 def test_same_command_again_changes_nothing(finished):

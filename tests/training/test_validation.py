@@ -11,8 +11,8 @@ from dgr2_jax.training import validation
 _CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 
 
-def _config(path=_CONFIGS / 'quickstart.py'):
-  config = runpy.run_path(str(path))['get_config']()
+def _config(path=_CONFIGS / 'quickstart.py', *variant):
+  config = runpy.run_path(str(path))['get_config'](*variant)
   if config.data.source != 'embedded':
     config.data.path = 'somewhere'
   return config
@@ -26,9 +26,11 @@ def _check(**changes):
   validation.check(config)
 
 
-@pytest.mark.parametrize('path', sorted(_CONFIGS.glob('*.py')), ids=str)
-def test_configs_pass(path):
-  validation.check(_config(path))
+@pytest.mark.parametrize('name, variant', [
+    ('quickstart', ()), ('quickstart', ('smoke',)), ('beauty_small', ()),
+    ('beauty_small', ('on_policy',))])
+def test_configs_pass(name, variant):
+  validation.check(_config(_CONFIGS / f'{name}.py', *variant))
 
 
 @pytest.mark.parametrize('field, value, expected', [
@@ -56,6 +58,9 @@ def test_configs_pass(path):
     ('evaluate__thresholds', (.9, .9), 'one or more different numbers'),
     ('evaluate__thresholds', ('a',), 'one or more different numbers'),
     ('evaluate__timing_requests', 0, 'at least 1'),
+    ('evaluate__verify__steps', 0, 'at least 1'),
+    ('evaluate__verify__window', 'left', 'one of pivot, grid'),
+    ('evaluate__verify__threshold', 0., 'above 0 and at most 1'),
 ])
 def test_bad_values_name_the_field(field, value, expected):
   name = field.replace('__', '.')

@@ -1,0 +1,242 @@
+"""Lossless decoding: blocks are drafted, an autoregressive pass verifies.
+
+    prefill -> the first token
+    repeat:
+      draft:   k denoising steps over [known, MASK, MASK ...] propose a token
+               for every position of the window
+      verify:  one causal pass over the drafted window; what it would have
+               written itself is accepted up to the first difference, where its
+               own token stands instead
+
+Both are forwards of the same weights, whose clean stream is an AR model. The
+window begins at the last token that stands (`pivot`, which is `State.start`
+here) or at the block of the training grid that holds it (`grid`). Verification
+is the commit too: it writes the keys of what is accepted, and what it rejects
+is overwritten by the next window.
+
+Greedy: the result is the AR decoding token for token, but for near ties, which
+rounding may tip: forwards of one and of B tokens round differently. Sampled:
+a draft x ~ q is accepted with min(1, p(x) / q(x)), else replaced by a draw from
+max(p - q, 0), which leaves the verifier's distribution p as it is (speculative
+sampling, 2211.17192).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+
+
+WINDOWS = ('pivot', 'grid')
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftConfig:
+  """How a window is drafted.
+
+  Attributes:
+    steps: k, denoising steps before a verification. All but the last commit
+      what a threshold allows, the last commits the rest.
+    window: 'pivot' or 'grid'; see the module.
+    threshold: tau of the steps before the last.
+  """
+  steps: int = 1
+  window: str = 'pivot'
+  threshold: float = 0.9
+
+  def __post_init__(self):
+    if self.steps < 1:
+      raise ValueError(f'draft.steps={self.steps} must be >= 1')
+    if self.window not in WINDOWS:
+      raise ValueError(f'draft.window={self.window!r}: expected '
+                       + ' or '.join(WINDOWS))
+
+
+def check(canvas: canvas_lib.CanvasConfig,
+          config: block_decoder.DecodeConfig, draft: DraftConfig) -> None:
+  """Raises ValueError where verification would not be lossless."""
+  if not canvas.verifiable:
+    raise ValueError(
+        'verification needs blocks whose clean stream is autoregressive: '
+        "block_size > 1, clean_stream='token_causal' and alignment='shifted', "
+        f'got {canvas}')
+  if config.answer_ids:
+    raise ValueError('masking used candidates is for autoregressive decoding')
+  if config.fused:
+    raise ValueError('a verification commits; there is nothing to fuse')
+  if config.temperature and draft.steps > 1:
+    # Later draws would depend on earlier ones to their right.
+    raise ValueError(f'draft.steps={draft.steps} needs temperature 0, got '
+                     f'{config.temperature}')
+  if config.top_k or config.top_p < 1:
+    raise ValueError('verification samples from the whole distribution; got '
+                     f'top_k={config.top_k}, top_p={config.top_p}')
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=('model', 'vocabulary', 'canvas', 'config', 'draft'))
+def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
+           prompt_length: jax.Array, example_id: jax.Array, key: jax.Array,
+           *, vocabulary: vocabulary_lib.Vocabulary,
+           canvas: canvas_lib.CanvasConfig, config: block_decoder.DecodeConfig,
+           draft: DraftConfig = DraftConfig()) -> block_decoder.Rollout:
+  """Decodes what the clean stream alone would, several tokens a verification.
+
+  Args:
+    model: the decoder, drafter and verifier.
+    params: its parameters.
+    prompt: int32 [N, P], padded on the right.
+    prompt_length: int32 [N].
+    example_id: int32 [N], seeds a request's sampling.
+    key: seeds the rollout.
+    vocabulary: special ids.
+    canvas: block size and rules; token_causal and shifted.
+    config: length, rollouts and temperature.
+    draft: see `DraftConfig`.
+
+  Returns:
+    A rollout. `call` is the forward of the verification that accepted a token,
+    so these traces are not for `replay`; `logprob` is the verifier's.
+
+  Raises:
+    ValueError: see `check`.
+  """
+  check(canvas, config, draft)
+  state, row_keys = block_decoder.begin(
+      model, params, prompt, prompt_length, example_id, key,
+      vocabulary=vocabulary, canvas=canvas, config=config)
+
+  def step(state: block_decoder.State) -> block_decoder.State:
+    window = _draft(model, params, state, row_keys, vocabulary, canvas, config,
+                    draft)
+    return _verify(model, params, state, row_keys, window, vocabulary, canvas,
+                   config, draft)
+
+  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  return block_decoder.rollout_of(state, vocabulary)
+
+
+@flax.struct.dataclass
+class _Window:
+  """A drafted window.
+
+  Attributes:
+    start: int32 [N, G], its first position; at or before the pivot.
+    tokens: int32 [N, G, B], what stands, then drafts.
+    logits: float32 [N, G, B, V]; state j drafted token start + j + 1.
+  """
+  start: jax.Array
+  tokens: jax.Array
+  logits: jax.Array
+
+
+def _draft(model, params, state: block_decoder.State, row_keys, vocabulary,
+           canvas, config, draft: DraftConfig) -> _Window:
+  """k denoising steps over the window that holds the pivot, `state.start`."""
+  b = canvas.block_size
+  start = state.start
+  if draft.window == 'grid':
+    start = start // b * b
+  positions = canvas_lib.block_positions(start, b)
+  decided = positions <= state.start[..., None]
+  tokens = canvas_lib.take_tokens(state.tokens, positions[:, :, None])[:, :, 0]
+  for step in range(draft.steps):
+    # What it writes to the cache is not kept.
+    hidden, _ = canvas_lib.decode_block(
+        model, params, state.cache,
+        jnp.where(decided, tokens, vocabulary.mask_id), start,
+        jnp.zeros_like(state.done), canvas)
+    logits = block_decoder.score(
+        model, params, hidden, state, vocabulary, config)
+    proposed, confidence, _ = block_decoder.draw(
+        logits, row_keys, state.calls + step, config)
+    proposed, confidence = (
+        jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0)))
+        for x in (proposed, confidence))
+    chosen = ~decided
+    if step < draft.steps - 1:
+      chosen = block_decoder.choose(
+          chosen, confidence, jnp.float32(draft.threshold))
+    tokens = jnp.where(chosen, proposed, tokens)
+    decided |= chosen
+  return _Window(start, tokens, logits)
+
+
+def _verify(model, params, state: block_decoder.State, row_keys,
+            window: _Window, vocabulary, canvas, config,
+            draft: DraftConfig) -> block_decoder.State:
+  """Accepts what the clean stream would have written; moves the pivot."""
+  b = canvas.block_size
+  hidden, cache = canvas_lib.decode_block(
+      model, params, state.cache, window.tokens, window.start,
+      jnp.ones_like(state.done), canvas)
+  calls = state.calls + draft.steps
+  logits = block_decoder.score(model, params, hidden, state, vocabulary, config)
+  drafted = jnp.roll(window.tokens, -1, axis=-1)
+  last = jnp.arange(b) == b - 1  # Nothing was drafted for the token behind.
+  if config.temperature:
+    keys = jax.vmap(jax.vmap(jax.random.fold_in))(row_keys, calls)
+    token, accepted = speculate(
+        logits / config.temperature, window.logits / config.temperature,
+        drafted, last, keys)
+  else:
+    token = jnp.argmax(logits, -1).astype(jnp.int32)
+    accepted = (token == drafted) & ~last
+  temperature = config.temperature or 1.
+  logprob = jnp.take_along_axis(jax.nn.log_softmax(logits / temperature),
+                                token[..., None], -1)[..., 0]
+  positions = canvas_lib.block_positions(window.start, b) + 1
+  ahead = positions > state.start[..., None]
+  # All drafts before it were accepted.
+  reached = jnp.cumprod(jnp.pad(
+      (accepted | ~ahead)[..., :-1], ((0, 0), (0, 0), (1, 0)),
+      constant_values=True), -1).astype(bool)
+  chosen = ahead & reached & ~state.done[..., None]
+  state = block_decoder.write(
+      state.replace(cache=cache), positions, chosen, token, logprob, calls)
+  alive = ~state.done
+  state = state.replace(start=state.start + chosen.sum(-1, dtype=jnp.int32),
+                        calls=jnp.where(alive, calls + 1, state.calls))
+  return block_decoder.finish(state, vocabulary)
+
+
+def speculate(target: jax.Array, draft: jax.Array, drafted: jax.Array,
+               last: jax.Array, keys: jax.Array
+               ) -> tuple[jax.Array, jax.Array]:
+  """Speculative sampling (2211.17192, algorithm 1) at every position.
+
+  Args:
+    target: [N, G, B, V] logits of p.
+    draft: [N, G, B, V] logits of q.
+    drafted: int32 [N, G, B], draws from q.
+    last: bool [B], positions without a draft: a draw from p.
+    keys: [N, G].
+
+  Returns:
+    Tokens int32 [N, G, B], and bool [N, G, B] where the draft was accepted.
+  """
+  accept_key, other_key = jnp.moveaxis(
+      jax.vmap(jax.vmap(jax.random.split))(keys), -1, 0)
+  p, q = jax.nn.softmax(target), jax.nn.softmax(draft)
+  p_x, q_x = (jnp.take_along_axis(x, drafted[..., None], -1)[..., 0]
+              for x in (p, q))
+  uniform = jax.vmap(jax.vmap(
+      lambda k: jax.random.uniform(k, last.shape)))(accept_key)
+  accepted = (uniform * q_x < p_x) & ~last
+  residual = jnp.where(last[:, None], p, jnp.maximum(p - q, 0.))
+  # Equal distributions leave no residual, and nothing to draw from it.
+  residual = jnp.where(residual.sum(-1, keepdims=True) > 0, residual, p)
+  other = jax.vmap(jax.vmap(jax.random.categorical))(
+      other_key, jnp.log(residual))
+  return jnp.where(accepted, drafted, other).astype(jnp.int32), accepted

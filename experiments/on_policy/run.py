@@ -1,0 +1,217 @@
+"""OPD and RL on the quickstart, one choice at a time.
+
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=BASE
+    python experiments/on_policy/run.py --stage=rl --base=BASE --workdir=DIR
+
+BASE is a finished quickstart. Every variant of the stage, opd or rl, trains
+from the weights that BASE had before it (or, `from cft`, before OPD), with the same
+prompts and steps, and its last weights are decoded on all requests of
+validation and test at several thresholds; <stage>.json and <stage>.md are
+written here. A variant that DIR already holds is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import pathlib
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from dgr2_jax.evaluation import intervals
+from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import responses
+from dgr2_jax.evaluation import rows
+from dgr2_jax.objectives import rewards
+from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import stages
+from dgr2_jax.training import validation
+from dgr2_jax.training import workdir as workdir_lib
+
+HERE = pathlib.Path(__file__).parent
+THRESHOLDS = (.9, .6, .4)
+SPLITS = ('validation', 'test')
+
+
+def distilled(positions: str, elsewhere: str, **other: Any) -> dict[str, Any]:
+  return {'opd.positions': positions, 'opd.elsewhere': elsewhere,
+          **{f'opd.{name}': value for name, value in other.items()}}
+
+
+def rolled_out(threshold: float, temperature: float, kl_weight: float = 0.,
+               cft_weight: float = 0.) -> dict[str, Any]:
+  return {'rl.rollout.threshold': threshold,
+          'rl.rollout.temperature': temperature, 'rl.kl_weight': kl_weight,
+          'rl.cft_weight': cft_weight}
+
+
+DOUBTFUL = {'opd.rollout.threshold': .5}
+# Stage -> name -> fields of the config.
+VARIANTS = {
+    'opd': {
+        'all, as published': distilled('all', 'none'),
+        'nothing right, else nothing': distilled('nothing_right', 'none'),
+        'nothing right, else cross-entropy': distilled(
+            'nothing_right', 'cross_entropy'),
+        'nothing right, else cross-entropy, three times the learning rate':
+            distilled('nothing_right', 'cross_entropy', learning_rate=3e-4),
+        'cross-entropy only': {'opd.divergence': 'none'},
+        'all, teacher corrected': distilled('corrected', 'none'),
+        'nothing right, else cross-entropy, own clean stream teaches':
+            distilled('nothing_right', 'cross_entropy', teacher='self'),
+        'rollouts at tau .5: all, as published':
+            DOUBTFUL | distilled('all', 'none'),
+        'rollouts at tau .5: nothing right, else cross-entropy':
+            DOUBTFUL | distilled('nothing_right', 'cross_entropy'),
+        'rollouts at tau .5: cross-entropy only':
+            DOUBTFUL | {'opd.divergence': 'none'},
+    },
+    'rl': {
+        'rollouts at tau .9, temperature 1': rolled_out(.9, 1.),
+        'rollouts at tau .9, temperature .5': rolled_out(.9, .5),
+        'rollouts at tau .6, temperature .5': rolled_out(.6, .5),
+        'rollouts at tau .4, temperature .5': rolled_out(.4, .5),
+        'tau .4, temperature .5, KL .2': rolled_out(.4, .5, kl_weight=.2),
+        'tau .4, temperature .5, CFT 1': rolled_out(.4, .5, cft_weight=1.),
+        'the same from cft': rolled_out(.4, .5, cft_weight=1.) | {
+            'recipe': ['ar_sft', 'ar_rl', 'convert', 'cft', 'rl']},
+    },
+}
+
+
+def config_of(base: pathlib.Path, stage: str,
+              fields: dict[str, Any]) -> ml_collections.ConfigDict:
+  """BASE's config with these fields, and a `stage` that is not selected."""
+  config = ml_collections.ConfigDict(
+      json.loads((base / 'config.json').read_text(encoding='utf-8')))
+  config.update_from_flattened_dict(fields)
+  # Only the end is validated: the best is what it is, not a lucky step.
+  config[stage].update(eval_every=config[stage].steps,
+                       checkpoint_every=config[stage].steps)
+  validation.check(config)
+  return config
+
+
+def last_params(workdir: pathlib.Path, stage: str) -> Any:
+  """The weights that a complete stage ended with, good or bad."""
+  directory = workdir / 'checkpoints' / stage
+  done = json.loads((directory / 'complete.json').read_text(encoding='utf-8'))
+  return ocp.load_checkpointables(directory / str(done['step']))['params']
+
+
+def train(base: pathlib.Path, workdir: pathlib.Path, stage: str,
+          config: ml_collections.ConfigDict) -> None:
+  """Runs one stage on what BASE made before it."""
+  earlier = config.recipe[:config.recipe.index(stage)]
+  with workdir_lib.open_workdir(workdir, config):
+    (workdir / 'checkpoints').mkdir(exist_ok=True)
+    for shared in ('data', *(f'checkpoints/{s}' for s in earlier)):
+      link = workdir / shared
+      if not link.is_symlink():
+        link.symlink_to(base / shared)
+      elif link.readlink() != base / shared:
+        raise ValueError(f'{link} is of another base: {link.readlink()}')
+    stages.run(config, workdir, stage)
+
+
+class Measured:
+  """Weights on the requests of both splits, by threshold.
+
+  Attributes:
+    points: what the results hold, one a split and threshold.
+  """
+
+  def __init__(self, experiment: experiment_lib.Experiment, params: Any,
+               before: Measured | None = None):
+    config, self.points, self._rewards = experiment.config, [], []
+    for split, threshold in itertools.product(SPLITS, THRESHOLDS):
+      targets = experiment.data.target_positions(split)
+      outcome = responses.outcome('', responses.decode_split(
+          experiment.model, params,
+          experiment.eval_batches(split, config.evaluate.batch_size),
+          threshold=threshold, vocabulary=experiment.vocabulary,
+          mesh=experiment.mesh, canvas=experiment.canvas,
+          config=experiment.decode_config()), experiment.parser, targets,
+          config.data.num_candidates, rewards.RewardConfig(**config.rl.reward))
+      ranks = metrics.means(metrics.rank_of_target(outcome.orders, targets))
+      point = {
+          'split': split, 'threshold': threshold, 'n': len(targets),
+          'reward': float(outcome.rewards.mean()),
+          **{name: ranks[name] for name in ('recall@1', 'ndcg@3')},
+          'valid_rate': rows.validity(outcome.failures)['valid_rate'],
+          'tokens_per_forward': float(
+              outcome.tokens.sum() / outcome.calls.sum())}
+      if before:
+        earlier = before._rewards[len(self.points)]
+        point['change'] = float(np.mean(outcome.rewards - earlier))
+        point['ci'] = intervals.paired_bootstrap(
+            outcome.rewards, earlier, seed=config.seed,
+            resamples=config.evaluate.bootstrap_resamples).tolist()
+      self.points.append(point)
+      self._rewards.append(outcome.rewards)
+
+
+def table(stage: str, results: dict[str, list[dict]]) -> str:
+  """The text of <stage>.md."""
+  lines = [f'# Variants of {stage}', '',
+           'Written by run.py. Change: of the mean reward over the weights '
+           'before the stage, with its 95% interval, paired over requests.']
+  for split in SPLITS:
+    points = [(name, p) for name, points in results.items()
+              for p in points if p['split'] == split]
+    lines += ['', f'{points[0][1]["n"]:,} {split} requests:', '',
+              '| variant | tau | reward | change | Recall@1 | NDCG@3 | valid '
+              '| TPF |', '|---|---|---|---|---|---|---|---|']
+    for name, p in points:
+      change = ('{:+.3f} [{:+.3f}, {:+.3f}]'.format(p['change'], *p['ci'])
+                if 'change' in p else '-')
+      lines.append(
+          f'| {name} | {p["threshold"]} | {p["reward"]:.3f} | {change} | '
+          f'{p["recall@1"]:.3f} | {p["ndcg@3"]:.3f} | {p["valid_rate"]:.3f} | '
+          f'{p["tokens_per_forward"]:.2f} |')
+  return '\n'.join(lines) + '\n'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+      description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--stage', choices=VARIANTS, required=True)
+  parser.add_argument('--base', type=pathlib.Path, required=True)
+  parser.add_argument('--workdir', type=pathlib.Path, required=True)
+  args = parser.parse_args()
+  base = args.base.resolve()
+  if not (base / 'config.json').exists():
+    parser.error(f'--base={args.base}: no config.json; run the quickstart '
+                 'there first')
+  logging.set_verbosity(logging.INFO)
+  logging.use_absl_handler()
+  results, starts = {}, {}
+  for name, fields in VARIANTS[args.stage].items():
+    logging.info('Variant of %s: %s.', args.stage, name)
+    config = config_of(base, args.stage, fields)
+    workdir = args.workdir.resolve() / args.stage / ''.join(
+        c if c.isalnum() else '_' for c in name)
+    train(base, workdir, args.stage, config)
+    experiment = experiment_lib.Experiment(config, workdir)
+    before = experiment.before(args.stage)
+    if before not in starts:
+      starts[before] = Measured(experiment, experiment.restore(before))
+    results.setdefault(f'before: {before}', starts[before].points)
+    results[name] = Measured(experiment, last_params(workdir, args.stage),
+                             starts[before]).points
+    jax.clear_caches()
+  text = table(args.stage, results)
+  (HERE / f'{args.stage}.json').write_text(json.dumps(results, indent=1) + '\n')
+  (HERE / f'{args.stage}.md').write_text(text)
+  print(text)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,172 @@
+"""Verified decoding against autoregressive decoding of the same weights."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import verification
+from dgr2_jax.models import canvas as canvas_lib
+from tests.models import tiny
+
+CANVAS = canvas_lib.CanvasConfig(4)
+
+
+def run(batch, canvas=CANVAS, draft=verification.DraftConfig(),
+        key=jax.random.key(2), **options):
+  model, params = tiny.model()
+  options.setdefault('max_response', 12)
+  config = block_decoder.DecodeConfig(**options)
+  args = (model, params, batch['prompt'], batch['prompt_length'],
+          batch['example_id'], key)
+  if canvas.block_size == 1:
+    return block_decoder.decode(*args, jnp.float32(1.), config=config,
+                                vocabulary=tiny.VOCABULARY, canvas=canvas)
+  return verification.decode(*args, vocabulary=tiny.VOCABULARY, canvas=canvas,
+                             config=config, draft=draft)
+
+
+@pytest.mark.parametrize('steps, window', [
+    (1, 'pivot'), (1, 'grid'), (3, 'pivot')])
+def test_greedy_is_the_autoregressive_decoding(steps, window):
+  batch = tiny.batch(n=6)
+  want = run(batch, canvas_lib.AUTOREGRESSIVE)
+  got = run(batch, draft=verification.DraftConfig(steps, window))
+  np.testing.assert_array_equal(got.length, want.length)
+  np.testing.assert_array_equal(got.finished, want.finished)
+  before = np.arange(12) < np.asarray(want.length)[..., None]
+  np.testing.assert_array_equal(np.asarray(got.tokens)[before],
+                                np.asarray(want.tokens)[before])
+  np.testing.assert_allclose(np.asarray(got.logprob)[before],
+                             np.asarray(want.logprob)[before], atol=1e-4)
+  # Each verification gives at least its own token, at most a block.
+  for length, calls, call in zip(
+      np.ravel(got.length), np.ravel(got.calls),
+      np.asarray(got.call).reshape(-1, 12)):
+    accepted = np.unique(call[1:length], return_counts=True)[1]
+    assert accepted.max() <= 4
+    assert calls == 1 + (steps + 1) * len(accepted)
+  # Something was accepted, else nothing was tested.
+  assert (np.asarray(got.calls) < 1 + (steps + 1)
+          * (np.asarray(got.length) - 1)).any()
+
+
+def test_batch_neighbours_change_nothing():
+  batch = tiny.batch(n=6)
+  alone = {k: v[2:3] for k, v in batch.items()}
+  together = run(batch, temperature=1., num_rollouts=2)
+  single = run(alone, temperature=1., num_rollouts=2)
+  for name in ('tokens', 'call', 'calls', 'length'):
+    np.testing.assert_array_equal(getattr(together, name)[2:3],
+                                  getattr(single, name), err_msg=name)
+
+
+def chi_square(counts, probabilities):
+  """p-value; cells of fewer than five expected are pooled."""
+  expected = probabilities.astype(float)
+  expected *= counts.sum() / expected.sum()
+  rare = expected < 5
+  counts = np.append(counts[~rare], counts[rare].sum())
+  expected = np.append(expected[~rare], expected[rare].sum())
+  some = expected > 0
+  return stats.chisquare(counts[some], expected[some]).pvalue
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def probabilities(params, batch, prefix, canvas, temperature):
+  """p of the token behind `prefix`, from the clean stream; q of a draft.
+
+  q is read on an uncached block canvas that begins at the last token of
+  `prefix`, all behind it masked.
+  """
+  model, _ = tiny.model()
+  v, size = tiny.VOCABULARY, prefix.shape[0]
+  b = canvas.block_size
+  clean = jnp.full((1, 1, 3 * b), v.eos_id).at[0, 0, :size].set(prefix)
+  board = canvas_lib.Canvas(
+      batch['prompt'], batch['prompt_length'], clean,
+      jnp.full((1, 1, 1), size - 1),
+      (jnp.arange(b) > 0)[None, None, None])
+  states = canvas_lib.states(model, params, board, v.mask_id, canvas)
+  both = jnp.stack([states.clean[0, 0, size], states.noisy[0, 0, 0, 1]])
+  logits = model.apply({'params': params}, both, method='logits')
+  return jax.nn.softmax(v.allow(logits) / temperature)
+
+
+@pytest.mark.parametrize('window', ['pivot', 'grid'])
+def test_sampling_leaves_the_distribution_of_the_verifier(window):
+  """Tokens behind frequent prefixes, against exact AR probabilities."""
+  _, params = tiny.model()
+  vocabulary, temperature = tiny.VOCABULARY, .7
+  batch = {k: v[:1] for k, v in tiny.batch().items()}
+  got = run(batch, temperature=temperature, num_rollouts=8_000, max_response=8,
+            draft=verification.DraftConfig(window=window))
+  rows = np.arange(8_000)
+  tokens, call, logprob = (np.asarray(x)[0] for x in (
+      got.tokens, got.call, got.logprob))
+  tested = 0
+  for place in range(1, 8):
+    counts = np.bincount(tokens[rows, place - 1])
+    counts[vocabulary.eos_id] = 0  # nothing stands behind it
+    rows = rows[tokens[rows, place - 1] == counts.argmax()]
+    if len(rows) < 200:
+      break
+    p, q = np.asarray(probabilities(
+        params, batch, jnp.array(tokens[rows[0], :place]), CANVAS,
+        temperature))
+    counts = np.bincount(tokens[rows, place], minlength=len(p))
+    assert chi_square(counts, p) > 1e-3, place
+    if place == 1:  # drafts, had they been taken unread, would show
+      assert chi_square(counts, q) < 1e-6
+      followed = call[rows, 2] == call[rows, 1]
+      assert 0 < followed.mean() < 1  # some are accepted, some are not
+    np.testing.assert_allclose(
+        logprob[rows, place], np.log(p[tokens[rows, place]]), atol=1e-4)
+    tested += 1
+  assert tested >= 3
+
+
+def test_speculative_sampling_draws_from_p_and_not_from_q():
+  rng = np.random.default_rng(0)
+  size, v = 20_000, 6
+  p, q = rng.dirichlet(np.ones(v), 2)
+  drafted = rng.choice(v, (size, 1, 2), p=q)
+  shape = (size, 1, 2, v)
+  tokens, accepted = verification.speculate(
+      jnp.broadcast_to(jnp.log(p), shape), jnp.broadcast_to(jnp.log(q), shape),
+      jnp.array(drafted), jnp.array([False, True]),
+      jax.random.split(jax.random.key(1), (size, 1)))
+  tokens, accepted = np.asarray(tokens)[:, 0], np.asarray(accepted)[:, 0]
+  for place in range(2):
+    counts = np.bincount(tokens[:, place], minlength=v)
+    assert chi_square(counts, p) > 1e-3
+    assert chi_square(counts, q) < 1e-6  # the test would notice
+  # Accepted as often as p and q overlap; the last place has no draft.
+  assert accepted[:, 0].mean() == pytest.approx(
+      np.minimum(p, q).sum(), abs=.02)
+  assert not accepted[:, 1].any()
+
+
+@pytest.mark.parametrize('canvas, options, draft, message', [
+    (canvas_lib.CanvasConfig(4, 'block_causal'), {}, {}, 'block_causal'),
+    (canvas_lib.CanvasConfig(4, alignment='same_position'), {}, {},
+     'same_position'),
+    (CANVAS, dict(temperature=1.), dict(steps=2), 'draft.steps=2'),
+    (CANVAS, dict(top_k=3), {}, 'top_k=3'),
+    (CANVAS, dict(answer_ids=(3,)), {}, 'autoregressive'),
+    (CANVAS, dict(fused=True), {}, 'fuse'),
+])
+def test_what_would_not_be_lossless_is_refused(canvas, options, draft, message):
+  with pytest.raises(ValueError, match=message):
+    run(tiny.batch(), canvas, draft=verification.DraftConfig(**draft),
+        **options)
+
+
+@pytest.mark.parametrize('fields', [dict(steps=0), dict(window='left')])
+def test_draft_config_names_the_field(fields):
+  with pytest.raises(ValueError, match=f'draft.{next(iter(fields))}='):
+    verification.DraftConfig(**fields)
