@@ -306,10 +306,10 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     raise ValueError(
         "config.opd.positions is 'corrected': it needs candidates that are "
         "single tokens, prompt.response_format='compact'.")
-  for name, section in config.items():
-    # AR fine-tuning is one token a block, where both streams are the same.
-    if (block_causal and name != 'ar_sft'
-        and isinstance(section, ml_collections.ConfigDict)
+  for name in config.get('recipe', ()):
+    section = config.get(name, {})
+    # The AR model is one token a block, where both streams are the same.
+    if (block_causal and name not in ('ar_sft', 'ar_rl')
         and section.get('ar_weight')):
       raise ValueError(
           f'config.{name}.ar_weight is {section.ar_weight}: expected 0 with '

@@ -1,11 +1,12 @@
-"""OPD and RL on the quickstart, one choice at a time.
+r"""OPD and RL on the quickstart, one choice at a time.
 
-    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=BASE
+    python -m dgr2_jax.main --config=configs/quickstart.py:on_policy \
+        --workdir=BASE
     python experiments/on_policy/run.py --stage=rl --base=BASE --workdir=DIR
 
 BASE is a finished quickstart. Every variant of the stage, opd or rl, trains
-from the weights that BASE had before it (or, `from cft`, before OPD), with the same
-prompts and steps, and its last weights are decoded on all requests of
+from the weights that BASE had before it (or, `from cft`, before OPD), with the
+same prompts and steps, and its last weights are decoded on all requests of
 validation and test at several thresholds; <stage>.json and <stage>.md are
 written here. A variant that DIR already holds is not trained again.
 """
