@@ -212,8 +212,8 @@ def _verify(model, params, state: block_decoder.State, row_keys,
 
 
 def speculate(target: jax.Array, draft: jax.Array, drafted: jax.Array,
-               last: jax.Array, keys: jax.Array
-               ) -> tuple[jax.Array, jax.Array]:
+              last: jax.Array,
+              keys: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Speculative sampling (2211.17192, algorithm 1) at every position.
 
   Args:

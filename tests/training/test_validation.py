@@ -26,11 +26,13 @@ def _check(**changes):
   validation.check(config)
 
 
-@pytest.mark.parametrize('name, variant', [
-    ('quickstart', ()), ('quickstart', ('smoke',)), ('beauty_small', ()),
-    ('beauty_small', ('on_policy',))])
-def test_configs_pass(name, variant):
-  validation.check(_config(_CONFIGS / f'{name}.py', *variant))
+@pytest.mark.parametrize('path, variant', [
+    *((path, ()) for path in sorted(_CONFIGS.glob('*.py'))),
+    (_CONFIGS / 'quickstart.py', ('on_policy',)),
+    (_CONFIGS / 'quickstart.py', ('smoke',)),
+    (_CONFIGS / 'beauty_small.py', ('on_policy',))], ids=str)
+def test_configs_pass(path, variant):
+  validation.check(_config(path, *variant))
 
 
 @pytest.mark.parametrize('field, value, expected', [
