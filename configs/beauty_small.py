@@ -5,18 +5,14 @@
 
 DIR_WITH_BEAUTY holds `items.jsonl` and `sequences.txt` (README, "Your data");
 for the raw 2014 files set --config.data.source=amazon_raw. What it gave is in
-experiments/beauty_small/. `:on_policy` after the file name adds the stages that
-learn from a model's own responses.
+experiments/beauty_small/.
 """
 
 import ml_collections
 
 
-def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment; `variant` is '' or 'on_policy'."""
-  if variant not in ('', 'on_policy'):
-    raise ValueError(f'configs/beauty_small.py:{variant}: expected on_policy '
-                     'or nothing after the colon')
+def get_config() -> ml_collections.ConfigDict:
+  """The experiment."""
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -116,7 +112,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       keep=2,
       best_metric='ndcg@3',
       eval_requests=256,  # validation requests decoded, 0 is all
-      eval_threshold=0.9,  # tau then, of cft; others decode their own way
       head_chunk=0)  # response tokens that meet the LM head at a time, 0: all
   weights = dict(reasoning_weight=0.9, answer_weight=1.0, ar_weight=0.0)
   noise = dict(full_block_prob=0.0, min_ratio=0.0, mask_pairs=1)
@@ -145,9 +140,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       **weights, **noise, clip_low=0.2, clip_high=0.2, kl_weight=0.0,
       cft_weight=0.0)  # of the supervised objective, mixed in
 
-  c.recipe = ('ar_sft', 'convert', 'cft')
-  if variant == 'on_policy':
-    c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
+  c.recipe = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
   c.ar_sft = dict(training, **weights, **noise, batch_size=32, steps=1500,
                   learning_rate=3e-3, eval_every=750)
   c.ar_rl = dict(policy, **surrogate, steps=40, learning_rate=1e-4,
@@ -155,6 +148,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.ar_rl.reward.condition = 'gr2'
   c.cft = dict(training, **weights, **noise, batch_size=32, steps=1800,
                learning_rate=3e-3, eval_every=900)
+  c.cft.eval_threshold = 0.9  # tau of its validation
   c.cft.ar_weight = 0.5
   c.opd = dict(
       policy, **weights, **noise, steps=60, learning_rate=1e-4, eval_every=30,

@@ -261,7 +261,8 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
       section.eval_requests)
   targets = experiment.data.target_positions('validation')
   reward = rewards.RewardConfig(**section.get('reward', {}))
-  threshold, decode_config = section.eval_threshold, experiment.decode_config()
+  threshold = section.get('eval_threshold', 1.)  # ar_sft has none
+  decode_config = experiment.decode_config()
   if 'rollout' in section:  # what is learned is what is validated
     rollout = rollouts.RolloutConfig(**section.rollout)
     threshold = rollout.threshold

@@ -42,10 +42,9 @@ _ON_POLICY = {'rollout': rollouts.RolloutConfig, 'reward': rewards.RewardConfig}
 # What every training stage must have, and some have more.
 _TRAINING = ('batch_size', 'steps', 'learning_rate', 'warmup_steps', 'schedule',
              'weight_decay', 'grad_clip', 'b1', 'b2', 'log_every', 'eval_every',
-             'checkpoint_every', 'keep', 'best_metric', 'eval_requests',
-             'eval_threshold')
-_MORE = {'ar_rl': ('cft_weight',), 'opd': ('teacher', 'cft_weight'),
-         'rl': ('cft_weight',)}
+             'checkpoint_every', 'keep', 'best_metric', 'eval_requests')
+_MORE = {'ar_rl': ('cft_weight',), 'cft': ('eval_threshold',),
+         'opd': ('teacher', 'cft_weight'), 'rl': ('cft_weight',)}
 
 # (test, what it expects)
 _Rule = tuple[Callable[[Any], bool], str]
