@@ -206,7 +206,7 @@ def _check_stage(name: str, section: ml_collections.ConfigDict) -> None:
     fields = {field.name for field in dataclasses.fields(cls)}
     build(cls, {f: section[f] for f in fields if f in section}, name)
     known |= fields
-  if name in _MORE:
+  if name in ('ar_rl', 'opd', 'rl'):
     for field, cls in _ON_POLICY.items():
       _require(section, f'{name}.', {
           field: [f.name for f in dataclasses.fields(cls)]})
