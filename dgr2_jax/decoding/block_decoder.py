@@ -1,10 +1,11 @@
-"""Block decoding with a threshold; B = 1 is the autoregressive decoder.
+"""Block decoding; B = 1 is the autoregressive decoder.
 
     prefill -> seed of block 0
     repeat, each row on its own clock:
       tokens left to commit in the block?
         denoise: one forward over [seed, MASK, x, MASK ...], both ways;
-                 commit where top probability >= threshold, else the best one
+                 commit what the rule allows, the best one at least
+                 (`commit`: top probability >= threshold)
       else
         commit:  one forward over the finished block by the clean rule; its keys
                  stay in the cache, its last state gives the next block's seed
@@ -27,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dgr2_jax.decoding import commit
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
@@ -49,8 +51,9 @@ class DecodeConfig:
       of the next: one forward over both. The seed is masked there, and commits
       whatever its probability. Wants weights trained on blocks masked whole
       (`full_block_prob`); no recipe trains them yet.
-    answer_marker: token after which the answer begins; with `answer_ids`, used
-      candidates are masked there (the answer-constrained AR variant).
+    answer_marker: token after which the answer begins, for rules that decide
+      otherwise there; with `answer_ids`, used candidates are masked (the
+      answer-constrained AR variant).
     answer_ids: the candidate tokens; empty for no constraint.
   """
   max_response: int
@@ -104,7 +107,7 @@ class State:
   """Loop state; see `Rollout`. `step` counts denoising steps of the block.
 
   `start` is where the block begins; in `verification`, the last token that
-  stands.
+  stands. `agreement`: see `commit.Context`.
   """
   cache: canvas_lib.Cache
   tokens: jax.Array
@@ -112,6 +115,7 @@ class State:
   logprob: jax.Array
   start: jax.Array  # [N, G]
   step: jax.Array  # [N, G]
+  agreement: jax.Array  # [N, G]
   calls: jax.Array  # [N, G]
   done: jax.Array  # [N, G]
 
@@ -120,7 +124,7 @@ class State:
     jax.jit, static_argnames=('model', 'vocabulary', 'canvas', 'config'))
 def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
            prompt_length: jax.Array, example_id: jax.Array, key: jax.Array,
-           threshold: jax.Array, *, vocabulary: vocabulary_lib.Vocabulary,
+           rule: commit.Rule, *, vocabulary: vocabulary_lib.Vocabulary,
            canvas: canvas_lib.CanvasConfig, config: DecodeConfig) -> Rollout:
   """Decodes G responses a request.
 
@@ -134,10 +138,13 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
     prompt_length: int32 [N].
     example_id: int32 [N], seeds a request's sampling.
     key: seeds the rollout.
-    threshold: tau in (0, 1], scalar; 1 switches it off: one token a step.
+    rule: which tokens a denoising step commits.
     vocabulary: special ids.
     canvas: block size and rules.
     config: the rest.
+
+  Raises:
+    ValueError: arguments that do not fit together.
   """
   if config.max_response % canvas.block_size:
     raise ValueError(
@@ -146,12 +153,15 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   if config.answer_ids and canvas.block_size > 1:
     raise ValueError('masking used candidates is for autoregressive decoding '
                      f'(block_size 1), got block_size={canvas.block_size}')
+  if isinstance(rule, commit.Adaptive) and not canvas.verifiable:
+    raise ValueError('an adaptive threshold needs blocks whose clean stream is '
+                     f'autoregressive, got {canvas}')
   state, row_keys = begin(
       model, params, prompt, prompt_length, example_id, key,
       vocabulary=vocabulary, canvas=canvas, config=config)
 
   def step(state: State) -> State:
-    return _step(model, params, state, row_keys, threshold, vocabulary, canvas,
+    return _step(model, params, state, row_keys, rule, vocabulary, canvas,
                  config)
 
   state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
@@ -176,6 +186,7 @@ def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
       logprob=jnp.zeros((n, g, length), jnp.float32),
       start=jnp.zeros((n, g), jnp.int32),
       step=jnp.zeros((n, g), jnp.int32),
+      agreement=jnp.ones((n, g), jnp.float32),
       calls=jnp.ones((n, g), jnp.int32),
       done=jnp.zeros((n, g), bool))
   if canvas.shifted:
@@ -198,7 +209,7 @@ def rollout_of(state: State, vocabulary: vocabulary_lib.Vocabulary) -> Rollout:
                  state.calls)
 
 
-def _step(model, params, state: State, row_keys, threshold, vocabulary,
+def _step(model, params, state: State, row_keys, rule: commit.Rule, vocabulary,
           canvas, config) -> State:
   """One forward: a denoising step or a commit pass, row by row."""
   b = canvas.block_size
@@ -231,8 +242,20 @@ def _step(model, params, state: State, row_keys, threshold, vocabulary,
                          undecided & (index < b))
     if canvas.shifted:  # The seed commits, whatever its probability.
       confidence = jnp.where(index == b, 2., confidence)
-    steps = jnp.where(committing, 0, state.step) + 1
-    chosen = choose(eligible, confidence, threshold)
+    past = jnp.where(committing, 0, state.step)
+    agreement = state.agreement
+    if isinstance(rule, commit.Adaptive):
+      own = jnp.argmax(logits[..., :b - 1, :], -1) == tokens[..., 1:]
+      agreement = jnp.where(committing, (agreement + own.mean(-1)) / 2,
+                            agreement)
+    answering = None
+    if config.answer_marker >= 0:
+      standing = jnp.where(undecided | (index >= b), token,
+                           tokens[..., jnp.minimum(index, b - 1)])
+      answering = _answering(state, index[0], standing, config.answer_marker)
+    chosen = rule.choose(eligible, confidence, commit.Context(
+        answering=answering, step=past, agreement=agreement))
+    steps = past + 1
     chosen |= eligible & (steps >= config.max_denoising_steps)[..., None]
     alive = ~state.done
     new = write(
@@ -241,7 +264,7 @@ def _step(model, params, state: State, row_keys, threshold, vocabulary,
     return new.replace(
         start=state.start + b * (committing & alive),
         step=steps if fused else jnp.where(committing, 0, steps),
-        calls=state.calls + alive)
+        agreement=agreement, calls=state.calls + alive)
 
   if config.fused and b > 1:
     state = jax.lax.cond((committing & ~state.done).any(),
@@ -251,15 +274,20 @@ def _step(model, params, state: State, row_keys, threshold, vocabulary,
   return finish(state, vocabulary)
 
 
-def choose(eligible: jax.Array, confidence: jax.Array,
-           threshold: jax.Array) -> jax.Array:
-  """Which of the eligible [..., B] to commit: the sure and the surest."""
-  confidence = jnp.where(eligible, confidence, -1)
-  best = (jnp.arange(confidence.shape[-1])
-          == jnp.argmax(confidence, -1, keepdims=True))
-  # A float32 probability can saturate at 1: tau = 1 must not compare.
-  sure = (confidence >= threshold) & (threshold < 1)
-  return eligible & (best | sure)
+def _answering(state: State, first: jax.Array, standing: jax.Array,
+               marker: int) -> jax.Array:
+  """Which tokens from index `first` of the block on are the answer's.
+
+  Args:
+    state: before this forward.
+    first: of the tokens; those before it are committed.
+    standing: int32 [N, G, T], what is committed or else proposed.
+    marker: the token after which the answer begins.
+  """
+  before = jnp.arange(state.tokens.shape[-1]) < (state.start + first)[..., None]
+  begun = (before & (state.call < NEVER) & (state.tokens == marker)).any(-1)
+  here = standing == marker
+  return begun[..., None] | (jnp.cumsum(here, -1) - here > 0)
 
 
 def score(model, params, hidden, state: State, vocabulary, config):

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
@@ -166,8 +167,10 @@ def _draft(model, params, state: block_decoder.State, row_keys, vocabulary,
         for x in (proposed, confidence))
     chosen = ~decided
     if step < draft.steps - 1:
-      chosen = block_decoder.choose(
-          chosen, confidence, jnp.float32(draft.threshold))
+      chosen = commit.Threshold(draft.threshold).choose(
+          chosen, confidence, commit.Context(
+              answering=None, step=jnp.full_like(state.step, step),
+              agreement=state.agreement))
     tokens = jnp.where(chosen, proposed, tokens)
     decided |= chosen
   return _Window(start, tokens, logits)

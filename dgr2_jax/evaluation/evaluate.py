@@ -34,6 +34,7 @@ import numpy as np
 from dgr2_jax.data import prompts
 from dgr2_jax.data import tokens as tokens_lib
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import responses
@@ -45,6 +46,7 @@ from dgr2_jax.training import rollouts
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
              'numpy', 'scikit-learn')
+_ONE_BY_ONE = commit.Threshold(1.)  # one token a denoising step
 
 
 def evaluate(experiment) -> dict[str, Any]:
@@ -81,11 +83,12 @@ class _Evaluation:
     if 'ar_rl' in recipe:
       params = self._experiment.restore('ar_sft')
       teachers['ar_sft'] = {'ar': self._decode(
-          'ar_sft', params, canvas_lib.AUTOREGRESSIVE, 1.)[0]}
+          'ar_sft', params, canvas_lib.AUTOREGRESSIVE, _ONE_BY_ONE)[0]}
       outcomes.append(teachers['ar_sft']['ar'])
       self._sample(teachers['ar_sft'], params, 'ar_rl')
     teacher = self._experiment.restore(self._experiment.before('convert'))
-    reference, _ = self._decode('ar', teacher, canvas_lib.AUTOREGRESSIVE, 1.)
+    reference, _ = self._decode(
+        'ar', teacher, canvas_lib.AUTOREGRESSIVE, _ONE_BY_ONE)
     outcomes.append(reference)
     if teachers:
       teachers['ar'] = {'ar': reference}
@@ -94,14 +97,17 @@ class _Evaluation:
       outcomes.append(self._constrained(teacher))
     canvas = self._experiment.canvas
     outcomes.append(self._decode(
-        'naive', self._experiment.restore('convert'), canvas, 1.)[0])
+        'naive', self._experiment.restore('convert'), canvas,
+        _ONE_BY_ONE)[0])
     *earlier, last = recipe[recipe.index('convert') + 1:]
     thresholds = tuple(dict.fromkeys((1., *self._config.thresholds)))
     students = {}
     for name in earlier:
       params = self._experiment.restore(name)
-      students[name] = {tables.tau(t): self._decode(name, params, canvas, t)[0]
-                        for t in thresholds}
+      students[name] = {
+          tables.tau(t): self._decode(name, params, canvas,
+                                      commit.Threshold(t))[0]
+          for t in thresholds}
       outcomes.append(students[name][tables.tau(1.)])
       self._sample(students[name], params, last)
     student = self._experiment.restore(last)
@@ -146,25 +152,26 @@ class _Evaluation:
   def _modes(self, thresholds: tuple[float, ...]) -> dict[Any, dict[str, Any]]:
     """Ways to decode a student: AR, by threshold, drafts verified."""
     canvas = self._experiment.canvas
-    modes = {'ar': dict(canvas=canvas_lib.AUTOREGRESSIVE, threshold=1.,
+    modes = {'ar': dict(canvas=canvas_lib.AUTOREGRESSIVE, rule=_ONE_BY_ONE,
                         draft=None)}
     for threshold in thresholds:
-      modes[threshold] = dict(canvas=canvas, threshold=threshold, draft=None)
+      modes[threshold] = dict(
+          canvas=canvas, rule=commit.Threshold(threshold), draft=None)
     if canvas.verifiable:
       modes['verify'] = dict(
-          canvas=canvas, threshold=1.,
+          canvas=canvas, rule=_ONE_BY_ONE,
           draft=verification.DraftConfig(**self._config.verify))
     return modes
 
   def _decode(self, name: str, params: Any, canvas: canvas_lib.CanvasConfig,
-              threshold: float, how: str = '',
+              rule: commit.Threshold, how: str = '',
               draft: verification.DraftConfig | None = None, **options):
     """The outcome and the rollout of one way to decode the test requests."""
     begin = time.monotonic()
     how = how or ('ar' if canvas.block_size == 1 else 'verify' if draft
-                  else tables.tau(threshold))
+                  else tables.tau(rule.tau))
     rollout = responses.decode_split(
-        self._experiment.model, params, self._batches, threshold=threshold,
+        self._experiment.model, params, self._batches, rule=rule,
         vocabulary=self._experiment.vocabulary, canvas=canvas,
         config=dataclasses.replace(self._experiment.decode_config(),
                                    **options),
@@ -191,7 +198,7 @@ class _Evaluation:
           f'prompt.response_format={prompts.COMPACT!r}, got '
           f'{config.prompt.response_format!r}')
     return self._decode(
-        'ar_constrained', params, canvas_lib.AUTOREGRESSIVE, 1.,
+        'ar_constrained', params, canvas_lib.AUTOREGRESSIVE, _ONE_BY_ONE,
         answer_ids=self._experiment.candidate_ids(),
         answer_marker=self._experiment.data.tokenizer.id(tokens_lib.ANSWER))[0]
 
@@ -220,7 +227,7 @@ class _Evaluation:
     how += f', temperature {rollout.temperature:g}'
     name = next(iter(decoded.values())).name
     decoded[how] = self._decode(
-        name, params, canvas, rollout.threshold, how,
+        name, params, canvas, commit.Threshold(rollout.threshold), how,
         **dataclasses.asdict(rollout.decoding(
             self._experiment.data.response_length)))[0]
 

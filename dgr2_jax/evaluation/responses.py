@@ -10,11 +10,11 @@ from typing import Any
 from absl import logging
 import jax
 from jax.sharding import Mesh
-import jax.numpy as jnp
 import numpy as np
 
 from dgr2_jax.data import parsing
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
@@ -28,7 +28,7 @@ _PROGRESS_SECONDS = 10.
 
 def decode_split(
     model: transformer.Transformer, params: Any,
-    batches: Iterable[Mapping[str, np.ndarray]], *, threshold: float,
+    batches: Iterable[Mapping[str, np.ndarray]], *, rule: commit.Rule,
     vocabulary: vocabulary_lib.Vocabulary, canvas: canvas_lib.CanvasConfig,
     config: block_decoder.DecodeConfig, mesh: Mesh, seed: int = 0,
     draft: verification.DraftConfig | None = None,
@@ -40,7 +40,7 @@ def decode_split(
     params: its parameters, on `mesh`.
     batches: of `prompt` [N, P], `prompt_length` [N], `example_id` [N] and
       `valid` [N]; N is a multiple of the mesh's devices.
-    threshold: tau; of no account if drafts are verified.
+    rule: which tokens a step commits; of no account if drafts are verified.
     vocabulary: special ids.
     canvas: block size and rules; B = 1 decodes autoregressively.
     config: num_rollouts must be 1.
@@ -52,7 +52,7 @@ def decode_split(
   Returns:
     A rollout of NumPy arrays without the rollout axis: [n, L] and [n].
   """
-  decode, batches = _decoder(threshold, draft), list(batches)
+  decode, batches = _decoder(rule, draft), list(batches)
   parts, begin, told = [], time.monotonic(), time.monotonic()
   for index, batch in enumerate(batches):
     arrays = sharding.shard_batch(mesh, {
@@ -73,10 +73,9 @@ def decode_split(
   return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
 
 
-def _decoder(threshold: float, draft: verification.DraftConfig | None):
+def _decoder(rule: commit.Rule, draft: verification.DraftConfig | None):
   if draft is None:
-    return functools.partial(
-        block_decoder.decode, threshold=jnp.float32(threshold))
+    return functools.partial(block_decoder.decode, rule=rule)
   return functools.partial(verification.decode, draft=draft)
 
 
@@ -142,7 +141,7 @@ def tokens_per_second(
     model: the decoder.
     params: its parameters.
     batches: as for `decode_split`.
-    modes: name -> the `threshold`, `canvas` and `draft` of `decode_split`.
+    modes: name -> the `rule`, `canvas` and `draft` of `decode_split`.
     vocabulary: special ids.
     config: as for `decode_split`.
     repetitions: passes over the batches.
@@ -152,9 +151,9 @@ def tokens_per_second(
   """
   batches = list(batches)
 
-  def run(batch, threshold, canvas, draft):
+  def run(batch, rule, canvas, draft):
     begin = time.perf_counter()
-    rollout = _decoder(threshold, draft)(
+    rollout = _decoder(rule, draft)(
         model, params, batch['prompt'], batch['prompt_length'],
         batch['example_id'], jax.random.key(0),
         vocabulary=vocabulary, canvas=canvas, config=config)

@@ -17,11 +17,11 @@ from typing import Any
 
 from absl import logging
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dgr2_jax.data import parsing
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import replay as replay_lib
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.objectives import rewards as rewards_lib
@@ -186,7 +186,7 @@ class Rollouts:
         return batch, block_decoder.decode(
             experiment.model, params, arrays['prompt'],
             arrays['prompt_length'], arrays['example_id'], key,
-            jnp.float32(self._config.threshold),
+            commit.Threshold(self._config.threshold),
             vocabulary=experiment.vocabulary, canvas=self._canvas,
             config=self._decode_config)
 

@@ -31,6 +31,7 @@ import ml_collections
 import numpy as np
 
 from dgr2_jax.data import prepare as prepare_lib
+from dgr2_jax.decoding import commit
 from dgr2_jax.evaluation import evaluate as evaluate_lib
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
@@ -270,7 +271,8 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
 
   def validate(params):
     rollout = responses.decode_split(
-        experiment.model, params, validation, threshold=threshold,
+        experiment.model, params, validation,
+        rule=commit.Threshold(threshold),
         vocabulary=experiment.vocabulary, canvas=canvas,
         config=decode_config, mesh=experiment.mesh)
     wanted = targets[:len(rollout.length)]

@@ -25,6 +25,7 @@ import ml_collections
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from dgr2_jax.decoding import commit
 from dgr2_jax.evaluation import intervals
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
@@ -136,7 +137,7 @@ class Measured:
       outcome = responses.outcome('', responses.decode_split(
           experiment.model, params,
           experiment.eval_batches(split, config.evaluate.batch_size),
-          threshold=threshold, vocabulary=experiment.vocabulary,
+          rule=commit.Threshold(threshold), vocabulary=experiment.vocabulary,
           mesh=experiment.mesh, canvas=experiment.canvas,
           config=experiment.decode_config()), experiment.parser, targets,
           config.data.num_candidates, rewards.RewardConfig(**config.rl.reward))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.models import canvas as canvas_lib
 from tests.models import reference
 from tests.models import tiny
@@ -24,7 +25,7 @@ def decode(model, params, batch, canvas, threshold=1., key=jax.random.key(2),
   options.setdefault('max_response', 12)
   return block_decoder.decode(
       model, params, batch['prompt'], batch['prompt_length'],
-      batch['example_id'], key, jnp.float32(threshold), vocabulary=V,
+      batch['example_id'], key, commit.Threshold(threshold), vocabulary=V,
       canvas=canvas, config=block_decoder.DecodeConfig(**options))
 
 

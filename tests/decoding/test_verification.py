@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
 from dgr2_jax.models import canvas as canvas_lib
 from tests.models import tiny
@@ -24,7 +25,7 @@ def run(batch, canvas=CANVAS, draft=verification.DraftConfig(),
   args = (model, params, batch['prompt'], batch['prompt_length'],
           batch['example_id'], key)
   if canvas.block_size == 1:
-    return block_decoder.decode(*args, jnp.float32(1.), config=config,
+    return block_decoder.decode(*args, commit.Threshold(1.), config=config,
                                 vocabulary=tiny.VOCABULARY, canvas=canvas)
   return verification.decode(*args, vocabulary=tiny.VOCABULARY, canvas=canvas,
                              config=config, draft=draft)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import replay as replay_lib
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.objectives import policy
@@ -52,7 +53,7 @@ def rolled_out(canvas, threshold, temperature, scale=3.):
   batch = tiny.batch()
   rollout = block_decoder.decode(
       model, params, batch['prompt'], batch['prompt_length'],
-      batch['example_id'], jax.random.key(2), jnp.float32(threshold),
+      batch['example_id'], jax.random.key(2), commit.Threshold(threshold),
       vocabulary=V, canvas=canvas, config=block_decoder.DecodeConfig(
           LENGTH, num_rollouts=2, temperature=temperature))
   inputs = on_canvas(batch, rollout.tokens, rollout.call, canvas)
