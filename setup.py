@@ -34,6 +34,7 @@ setuptools.setup(
         'tensorflow-datasets>=4.9.8',
         'threadpoolctl>=3.5',
         'tokenizers>=0.20',
+        'tqdm>=4.66',
     ],
     extras_require={
         'tpu': ['jax[tpu]>=0.8.0'],

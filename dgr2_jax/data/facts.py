@@ -156,6 +156,23 @@ def fit(
   )
 
 
+def extended(statistics: Statistics,
+             histories: histories_lib.Histories) -> Statistics:
+  """The same counts beside `histories_lib.extended` purchases."""
+  users = len(histories.start)
+  return dataclasses.replace(
+      statistics, histories=histories,
+      own_leaf_after=_with_rows(statistics.own_leaf_after, users),
+      own_after_leaf=_with_rows(statistics.own_after_leaf, users))
+
+
+def _with_rows(matrix: sparse.csr_matrix, rows: int) -> sparse.csr_matrix:
+  """The matrix with empty rows at its end."""
+  indptr = np.pad(matrix.indptr, (0, rows - matrix.shape[0]), mode='edge')
+  return sparse.csr_matrix((matrix.data, matrix.indices, indptr),
+                           (rows, matrix.shape[1]))
+
+
 def measure(
     statistics: Statistics,
     users: np.ndarray,

@@ -14,6 +14,7 @@ excludes its own user: `seen` says which slots a user added to the counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -75,6 +76,31 @@ def _ranges(first: np.ndarray, count: np.ndarray
   row = np.repeat(np.arange(len(count)), count)
   within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
   return row, first[row] + within
+
+
+def extended(histories: Histories, queries: Sequence[np.ndarray]) -> Histories:
+  """Adds users whose purchases no statistic has counted.
+
+  Args:
+    histories: U users.
+    queries: int [h] item indices of each further user, oldest first.
+
+  Returns:
+    U + len(queries) users; the position after a further user's last purchase
+    asks for the next one.
+  """
+  h = histories
+  length = np.array([len(q) for q in queries], np.int64)
+  start = np.cumsum(length) - length
+  row, slot = _ranges(start, length)
+  return Histories(
+      items=np.concatenate([h.items, *queries]).astype(np.int32),
+      user=np.concatenate([h.user, len(h.start) + row]).astype(np.int32),
+      position=np.concatenate([h.position, slot - start[row]]).astype(np.int32),
+      seen=np.concatenate([h.seen, np.zeros(len(slot), bool)]),
+      start=np.concatenate([h.start, len(h.items) + start]),
+      length=np.concatenate([h.length, length]),
+      num_items=h.num_items)
 
 
 def flatten(dataset: interactions.Dataset) -> Histories:

@@ -3,6 +3,7 @@
     dataset -> semantic ids -> candidates and facts -> boosted ranker -> tokens
 
     DIR/data/items.jsonl           the catalogue, in the neutral format
+    DIR/data/purchases.npz         users and their sequences
     DIR/data/semantic_ids.npy      int32 [I, levels]
     DIR/data/requests.npz          requests of all splits
     DIR/data/scores.npz            the boosted ranker's scores of all splits
@@ -46,6 +47,7 @@ from dgr2_jax.training import workdir as workdir_lib
 
 SPLITS = requests_lib.SPLITS
 _COUNTERFACTUALS = 'counterfactuals'
+_PURCHASES = 'purchases.npz'
 
 
 def prepare(config: ml_collections.ConfigDict,
@@ -77,6 +79,7 @@ def _build(config: ml_collections.ConfigDict,
   tokenizer = vocabulary.build(config, dataset.items)
   tokenizer.save(directory / 'tokenizer')
   _write_items(directory / 'items.jsonl', dataset.items)
+  _write_purchases(directory / _PURCHASES, dataset)
   logging.info('Semantic ids of %d items.', len(dataset.items))
   semantic_ids = residual_kmeans.fit_semantic_ids(
       residual_kmeans.text_embeddings(dataset.items, config.semantic_ids),
@@ -148,6 +151,15 @@ def _write_items(path: pathlib.Path,
                   if k not in ('brand', 'price') or v not in ('', None)},
                  ensure_ascii=False) + '\n'
       for item in items))
+
+
+def _write_purchases(path: pathlib.Path,
+                     dataset: interactions.Dataset) -> None:
+  """Users and sequences; ids as JSON, which keeps every character."""
+  with open(path, 'wb') as f:
+    np.savez(f, users=json.dumps(dataset.users),
+             length=[len(s) for s in dataset.sequences],
+             items=np.concatenate(dataset.sequences))
 
 
 def _lengths(config: ml_collections.ConfigDict,
@@ -240,6 +252,34 @@ class Prepared:
     """The catalogue, by item index."""
     return tuple(directory_lib.read_items(
         self._directory / 'items.jsonl').values())
+
+  @property
+  def dataset(self) -> interactions.Dataset:
+    """The catalogue and all purchases.
+
+    Raises:
+      interactions.DataError: an earlier version prepared the directory.
+    """
+    path = self._directory / _PURCHASES
+    if not path.exists():
+      raise interactions.DataError(
+          f'{path} is missing: prepared by an earlier version of dgr2_jax; run '
+          '--stage=prepare in a new working directory')
+    with np.load(path) as f:
+      ends = np.cumsum(f['length'])[:-1]
+      return interactions.Dataset(
+          self.summary['name'], self.items, tuple(json.loads(str(f['users']))),
+          tuple(np.split(f['items'], ends)))
+
+  @functools.cached_property
+  def semantic_ids(self) -> np.ndarray:
+    """int32 [I, levels]."""
+    return np.load(self._directory / 'semantic_ids.npy')
+
+  @property
+  def fact_edges(self) -> dict[str, np.ndarray]:
+    """The edges of fact levels, see `facts.learn_edges`."""
+    return self._sets.edges
 
   def requests(self, split: str) -> tuple[requests_lib.Request, ...]:
     return getattr(self._sets, split)

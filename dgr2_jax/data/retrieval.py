@@ -114,6 +114,16 @@ class Cooccurrence:
     return pairs.astype(np.float32)
 
 
+def extended(retriever: Cooccurrence,
+             histories: histories_lib.Histories) -> Cooccurrence:
+  """The same weights beside `histories_lib.extended` purchases."""
+  own, slots = retriever.own, len(histories.items)
+  indptr = np.pad(own.indptr, (0, slots - own.shape[0]), mode='edge')
+  return dataclasses.replace(
+      retriever, histories=histories,
+      own=sparse.csr_matrix((own.data, own.indices, indptr), (slots, slots)))
+
+
 def fit(
     dataset: interactions.Dataset,
     histories: histories_lib.Histories,

@@ -22,7 +22,9 @@ candidates. `experiments/on_policy` compares the choices of `positions`:
     corrected      all, the teacher's mass on candidates that stand to the right
                    taken away (compact form: candidates are single tokens)
 
-and `elsewhere`: nothing, or cross-entropy to the token that the rollout chose.
+and `elsewhere`: nothing, or cross-entropy to the token that the rollout chose,
+as it is or times the probability that the teacher gives that token (`trusted`):
+what a rollout committed by mistake is not learned.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from dgr2_jax.objectives import scoring
 _CHOICES = {
     'divergence': ('forward', 'reverse', 'none'),
     'positions': ('all', 'nothing_right', 'corrected'),
-    'elsewhere': ('none', 'cross_entropy'),
+    'elsewhere': ('none', 'cross_entropy', 'trusted'),
 }
 
 
@@ -227,12 +229,14 @@ def loss(model: transformer.Transformer, params: Any,
     teacher = jax.lax.stop_gradient(jax.nn.log_softmax(teacher))
     kl = divergence(teacher, student, config.divergence, config.teacher_top_k)
     nats = -jnp.take_along_axis(student, token[..., None], -1)[..., 0]
+    if config.elsewhere == 'trusted':
+      nats *= jnp.exp(jnp.take_along_axis(teacher, token[..., None], -1))[..., 0]
     return kl, nats
 
   total, metrics = 0., {}
   kl_sum = kl_weight = nats_sum = nats_weight = 0.
   for weight, state, at, distilled, excluded, capacity in parts:
-    cross_entropy = (config.elsewhere == 'cross_entropy'
+    cross_entropy = (config.elsewhere != 'none'
                      or config.divergence == 'none')
     used = weight * (distilled | cross_entropy)
     used, state, at, distilled, excluded = scoring.gather_rows(

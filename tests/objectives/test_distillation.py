@@ -123,7 +123,7 @@ def dense_rows(batch, steps, canvas, config):
                  if not seen[k].masked[j - start]]
         if not nothing and (config.positions != 'nothing_right' or not shown):
           kl[i] = weight
-        elif nothing or config.elsewhere == 'cross_entropy':
+        elif nothing or config.elsewhere != 'none':
           nats[i] = weight
         if config.positions == 'corrected' and batch['is_answer'][n, g, i]:
           answer = [response[j] for j in range(i + 1, start + B)
@@ -150,7 +150,8 @@ def dense_rows(batch, steps, canvas, config):
       out[name].append(value)
   # A shifted seed is never masked, so its noisy read does not matter.
   return {k: np.array(v) for k, v in out.items()} | {
-      'total': token_weight.sum(), 'reverse': config.divergence == 'reverse'}
+      'total': token_weight.sum(), 'reverse': config.divergence == 'reverse',
+      'trusted': config.elsewhere == 'trusted'}
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -184,7 +185,9 @@ def dense_loss_and_grad(params, config, teacher, rows):
       reverse = (jnp.exp(student) * (student - log_p)).sum(-1)
       total += (rows[part + '_kl'] * jnp.where(
           rows['reverse'], reverse, forward)).sum()
-    nats = -jnp.take_along_axis(student, column, -1)[..., 0]
+    # Only `noisy` rows have cross-entropies: p and student are theirs.
+    nats = -jnp.take_along_axis(student, column, -1)[..., 0] * jnp.where(
+        rows['trusted'], jnp.take_along_axis(p, column, -1)[..., 0], 1)
     return (total + (rows['nats'] * nats).sum()) / rows['total']
 
   return jax.value_and_grad(loss)(params)
@@ -200,6 +203,7 @@ def config_of(**changes):
     (SHIFTED, config_of()),  # the paper's
     (SHIFTED, config_of(positions='nothing_right', elsewhere='cross_entropy',
                         ar_weight=.3, head_chunk=5)),
+    (SHIFTED, config_of(positions='nothing_right', elsewhere='trusted')),
     (SHIFTED, config_of(divergence='none')),
     (SHIFTED, config_of(positions='corrected')),
     (canvas_lib.CanvasConfig(B, 'block_causal'),

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -18,8 +19,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ROOT / 'configs' / 'quickstart.py'
 STAGES = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
 MESH = ('data', 'fsdp', 'tensor')
-MANY = os.environ | {'XLA_FLAGS': os.environ['XLA_FLAGS']
-                     + ' --xla_force_host_platform_device_count=8'}
+# Many runs of the same programs: compiled well, once for all.
+_CACHE = tempfile.TemporaryDirectory()
+ONE = os.environ | {
+    'XLA_FLAGS': '', 'JAX_COMPILATION_CACHE_DIR': _CACHE.name,
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1'}
+MANY = ONE | {'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
 SPEED = ('tokens_per_second', 'speedup')
 
 
@@ -28,12 +34,12 @@ def command(workdir, *flags):
           f'--workdir={workdir}', *flags]
 
 
-def run(workdir, *flags, env=None):
+def run(workdir, *flags, env=ONE):
   return subprocess.run(command(workdir, *flags), cwd=ROOT, text=True,
                         capture_output=True, check=False, env=env)
 
 
-def kill_at(sign, delay, workdir, *flags, env=None):
+def kill_at(sign, delay, workdir, *flags, env=ONE):
   """Starts a run and kills it a while after a file appeared."""
   process = subprocess.Popen(
       command(workdir, *flags), cwd=ROOT, stdout=subprocess.DEVNULL,
@@ -213,7 +219,7 @@ def test_ablations_are_configs(tmp_path, recipe, flags):
     flags += [f'--config.{stage}.{field}' for field in (
         'steps=2', 'eval_every=2', 'eval_requests=16', 'batch_size=4')]
   result = run(tmp_path / 'run', *flags,
-               env=MANY if '--config.mesh.data=2' in flags else None)
+               env=MANY if '--config.mesh.data=2' in flags else ONE)
   assert result.returncode == 0, result.stderr[-3000:]
   losses = {line['stage']: line['train/loss']
             for line in metrics(tmp_path / 'run') if 'train/loss' in line}

@@ -1,0 +1,234 @@
+"""Re-ranks a file of requests.
+
+    python -m dgr2_jax.rerank --model=WORKDIR --input=requests.jsonl \\
+        --output=rankings.jsonl
+
+A request is a line {"id": ..., "history": [item_id...], "candidates":
+[item_id...]}, with "scores" or "user_id" if wanted (see `Request`); an answer
+is a line {"id":, "ranking":, "valid":, "explanation":, "forwards":}. Where
+"valid" is false the ranking is the order that came in.
+
+The same command again goes on where it was interrupted. Lines that cannot be
+answered are listed with their numbers in OUTPUT.errors.jsonl. Exit code: 0 if
+every line is answered, 2 if some are listed as errors, 1 if it could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import sys
+from typing import Any, BinaryIO
+
+# Longer lines are not read: no request of ids needs so much.
+_MAX_LINE = 1 << 20
+_FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
+
+
+class _LineError(ValueError):
+  """A line that cannot be answered; the message says why."""
+
+
+@dataclasses.dataclass
+class _Line:
+  """One line of the input; `error` where it cannot be answered."""
+  number: int
+  id: str | int | None
+  request: Any = None
+  error: str = ''
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the command; returns its exit code."""
+  parser = argparse.ArgumentParser(
+      prog='python -m dgr2_jax.rerank', description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--model', required=True,
+                      help='working directory of dgr2_jax.main')
+  parser.add_argument('--input', required=True, type=pathlib.Path)
+  parser.add_argument('--output', required=True, type=pathlib.Path)
+  parser.add_argument('--stage', help="whose weights; the recipe's last")
+  parser.add_argument('--mode', default='threshold',
+                      help='threshold, verify or ar')
+  parser.add_argument('--threshold', type=float, default=.9,
+                      help='tau of mode threshold')
+  parser.add_argument('--batch_size', type=int, default=16)
+  args = parser.parse_args(argv)
+  try:
+    return _run(args)
+  except (ValueError, OSError) as e:
+    print(f'error: {e}', file=sys.stderr)
+  except KeyboardInterrupt:
+    print('error: interrupted; the same command goes on from here.',
+          file=sys.stderr)
+    return 130
+  return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+  from dgr2_jax.serving import reranker as reranker_lib  # slow: after --help
+  from dgr2_jax.training import logging as metrics_logging
+  import tqdm
+
+  if args.batch_size < 1:
+    raise ValueError(f'--batch_size={args.batch_size}: expected at least 1')
+  if not args.input.is_file():
+    raise ValueError(f'--input={args.input}: no such file')
+  metrics_logging.hide_library_chatter()
+  reranker = reranker_lib.Reranker.load(args.model, args.stage)
+  how = dict(mode=args.mode, threshold=args.threshold,
+             batch_size=args.batch_size)
+  reranker.rerank([], **how)  # a bad mode should not touch the output
+  errors = args.output.with_name(args.output.name + '.errors.jsonl')
+  count = {'answered': 0, 'invalid': 0, 'errors': 0}
+  with (open(args.output, 'ab+') as out, open(args.input, 'rb') as f,
+        open(errors, 'w', encoding='utf-8') as bad,
+        tqdm.tqdm(total=args.input.stat().st_size, unit='B', unit_scale=True,
+                  disable=None) as bar):
+    _lock(out, args.output)
+    answered = _answered(out, args.output)
+    if answered:
+      print(f'{len(answered)} answers are there already.', file=sys.stderr)
+    waiting = []
+
+    def answer():
+      results = reranker.rerank([line.request for line in waiting], **how)
+      text = ''.join(_to_json(line.id, r) for line, r in zip(waiting, results))
+      out.write(text.encode())
+      out.flush()
+      count['answered'] += len(results)
+      count['invalid'] += sum(not r.valid for r in results)
+      waiting.clear()
+
+    for line in _lines(f, reranker_lib.Request, reranker.check):
+      if line.error:
+        bad.write(json.dumps({'line': line.number, 'id': line.id,
+                              'error': line.error}) + '\n')
+        bad.flush()
+        count['errors'] += 1
+      elif _key(line.id) in answered:
+        count['answered'] += 1
+      else:
+        waiting.append(line)
+      if len(waiting) == args.batch_size:
+        answer()
+      bar.n = f.tell()
+      bar.refresh()
+    if waiting:
+      answer()
+    os.fsync(out.fileno())
+  if not count['errors']:
+    errors.unlink()
+  print(f'{count["answered"]} answered ({count["invalid"]} of this run not '
+        f'valid: their order is as it came), {count["errors"]} errors'
+        + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
+  return 2 if count['errors'] else 0
+
+
+def _lock(out: BinaryIO, path: pathlib.Path) -> None:
+  try:
+    fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as e:
+    raise ValueError(f'{path} is being written by another process') from e
+
+
+def _key(identifier: str | int) -> str:
+  """What tells ids apart: 1 and "1" are two."""
+  return json.dumps(identifier)
+
+
+def _answered(out: BinaryIO, path: pathlib.Path) -> set[str]:
+  """Ids that an earlier run answered; cuts off what it left half-written.
+
+  Raises:
+    ValueError: a whole line is no answer: this is another file.
+  """
+  out.seek(0)
+  found, end = set(), 0
+  for number, line in enumerate(out, 1):
+    if not line.endswith(b'\n'):
+      break
+    try:
+      found.add(_key(json.loads(line)['id']))
+    except (ValueError, TypeError, KeyError) as e:
+      raise ValueError(f'{path}:{number}: no answer of this command; choose '
+                       'another --output') from e
+    end += len(line)
+  out.truncate(end)
+  out.seek(end)
+  return found
+
+
+def _lines(f: BinaryIO, request_class, check) -> Iterator[_Line]:
+  """The lines that are not blank, checked."""
+  seen, number = {}, 0
+  while raw := f.readline(_MAX_LINE + 1):
+    number += 1
+    line = _Line(number, None)
+    if len(raw) > _MAX_LINE:
+      while raw and not raw.endswith(b'\n'):
+        raw = f.readline(_MAX_LINE)
+      line.error = f'longer than {_MAX_LINE} bytes'
+      yield line
+      continue
+    if not raw.strip():
+      continue
+    try:
+      fields = _fields(raw)
+      line.id = fields['id']
+      if _key(line.id) in seen:
+        raise _LineError(f'id: the same as in line {seen[_key(line.id)]}')
+      line.request = request_class(
+          **{k: v for k, v in fields.items() if k != 'id'})
+      check(line.request)
+      seen[_key(line.id)] = number
+    except ValueError as e:
+      line.error = str(e)
+    yield line
+
+
+def _fields(raw: bytes) -> dict[str, Any]:
+  """A line's fields with the right types.
+
+  Raises:
+    ValueError: a field is missing, unknown or of the wrong type.
+  """
+  try:
+    fields = json.loads(raw)
+  except (ValueError, RecursionError) as e:
+    raise _LineError(f'not JSON: {e}') from e
+  if not isinstance(fields, dict):
+    raise _LineError('expected a JSON object')
+  if unknown := sorted(fields.keys() - _FIELDS):
+    raise _LineError(f'unknown field {unknown[0]!r}')
+  identifier = fields.get('id')
+  if not isinstance(identifier, (str, int)) or isinstance(identifier, bool):
+    raise _LineError(f'id is {identifier!r}: expected a string or a whole '
+                     'number')
+  for name, kind in (('history', str), ('candidates', str),
+                     ('scores', (int, float))):
+    value = fields.get(name)
+    if name == 'scores' and value is None:
+      continue
+    if not isinstance(value, list) or not all(
+        isinstance(x, kind) and not isinstance(x, bool) for x in value):
+      raise _LineError(f'{name}: expected a list of '
+                       + ('item ids' if kind is str else 'numbers'))
+  if not isinstance(fields.get('user_id', ''), (str, type(None))):
+    raise _LineError(f'user_id is {fields["user_id"]!r}: expected a string')
+  return fields
+
+
+def _to_json(identifier: str | int, result) -> str:
+  return json.dumps({
+      'id': identifier, 'ranking': list(result.ranking), 'valid': result.valid,
+      'explanation': result.explanation, 'forwards': result.forwards}) + '\n'
+
+
+if __name__ == '__main__':
+  sys.exit(main())

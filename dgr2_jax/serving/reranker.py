@@ -1,0 +1,318 @@
+"""The re-ranker that an experiment trained, for other people's requests.
+
+    reranker = Reranker.load('/tmp/dgr2_quickstart')
+    request = Request(history=['B001', 'B007'], candidates=[ten item ids])
+    result, = reranker.rerank([request], mode='verify')
+    result.ranking, result.valid, result.explanation, result.forwards
+
+A request becomes the prompt that training would have made of it: facts about
+candidates come from the purchases that the experiment was prepared with. An
+invalid response leaves the candidates as they came, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tqdm
+
+from dgr2_jax.data import facts
+from dgr2_jax.data import histories as histories_lib
+from dgr2_jax.data import interactions
+from dgr2_jax.data import parsing
+from dgr2_jax.data import pipeline
+from dgr2_jax.data import prompts
+from dgr2_jax.data import requests as requests_lib
+from dgr2_jax.data import retrieval
+from dgr2_jax.decoding import commit
+from dgr2_jax.decoding import verification
+from dgr2_jax.evaluation import responses
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.training import experiment as experiment_lib
+
+MODES = ('threshold', 'verify', 'ar')
+
+
+class RequestError(ValueError):
+  """A request that cannot be answered; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is to be re-ranked.
+
+  Attributes:
+    history: item ids, oldest first; later repeats of an item do not count.
+    candidates: item ids in the retriever's order, as many as the model was
+      trained for, none of them in the history.
+    scores: of the candidates, not rising; None lets the built-in retriever
+      score them, or their ranks, if it was trained with another's lists.
+    user_id: a user of the training data, whose own later purchases are then
+      left out of all counts; what evaluations need.
+  """
+  history: Sequence[str]
+  candidates: Sequence[str]
+  scores: Sequence[float] | None = None
+  user_id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+  """One token of a response: its text, and the forward that committed it."""
+  text: str
+  forward: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranking:
+  """An answer.
+
+  Attributes:
+    ranking: the candidates, best first.
+    valid: whether the response was exactly one permutation of them; if not,
+      `ranking` is the order they came in.
+    failure: 'valid', or what is wrong; see `parsing.FAILURES`.
+    explanation: the reasoning.
+    forwards: model calls, prefill included.
+    trace: the response token by token.
+  """
+  ranking: tuple[str, ...]
+  valid: bool
+  failure: str
+  explanation: str
+  forwards: int
+  trace: tuple[Token, ...]
+
+
+class Reranker:
+  """Answers requests with the weights of one stage."""
+
+  def __init__(self, experiment: experiment_lib.Experiment, stage: str):
+    """Restores weights and counts purchases; see `load`."""
+    self._experiment = experiment
+    self._params = experiment.restore(stage)
+    config, data = experiment.config, experiment.data
+    self.num_candidates = config.data.num_candidates
+    dataset = data.dataset
+    self._item_index = {x.item_id: i for i, x in enumerate(dataset.items)}
+    self._item_ids = [x.item_id for x in dataset.items]
+    self._user_index = {user: i for i, user in enumerate(dataset.users)}
+    self._histories = histories_lib.flatten(dataset)
+    self._statistics = facts.fit(dataset, self._histories)
+    self._retriever = None
+    if config.data.retriever.kind == 'cooccurrence':
+      self._retriever = retrieval.fit(
+          dataset, self._histories, config.data.retriever)
+    self._template = prompts.Template(
+        prompts.PromptConfig.from_config(config.prompt), data.tokenizer,
+        dataset.items, data.semantic_ids, self.num_candidates)
+
+  @classmethod
+  def load(cls, workdir: str | pathlib.Path,
+           stage: str | None = None) -> Reranker:
+    """Loads what `dgr2_jax.main` left in a working directory.
+
+    Args:
+      workdir: the directory; at least `stage` is complete there.
+      stage: whose weights; None is the recipe's last.
+
+    Raises:
+      ValueError: no working directory, no such stage, or not complete.
+    """
+    workdir = pathlib.Path(workdir).expanduser().absolute()
+    path = workdir / 'config.json'
+    try:
+      config = ml_collections.ConfigDict(
+          json.loads(path.read_text(encoding='utf-8')))
+    except (OSError, ValueError, TypeError) as e:
+      raise ValueError(f'{path}: expected the config of a working directory '
+                       f'({e})') from e
+    recipe = tuple(config.recipe)
+    stage = stage or recipe[-1]
+    if stage not in recipe:
+      raise ValueError(f'stage {stage!r} is not in the recipe of {workdir}: '
+                       f'expected one of {", ".join(recipe)}')
+    return cls(experiment_lib.Experiment(config, workdir), stage)
+
+  def check(self, request: Request) -> None:
+    """Raises RequestError if a request cannot be answered."""
+    self._checked(request)
+
+  def rerank(self, requests: Sequence[Request], mode: str = 'threshold',
+             threshold: float = .9, batch_size: int = 16,
+             progress: bool = False) -> list[Reranking]:
+    """Answers requests.
+
+    An answer does not depend on the other requests.
+
+    Args:
+      requests: any number.
+      mode: 'threshold' commits tokens that are at least `threshold` probable;
+        'verify' gives the autoregressive result in fewer forwards; 'ar'
+        decodes one token a forward.
+      threshold: tau in (0, 1]; 1 is one token a denoising step.
+      batch_size: requests decoded together.
+      progress: whether to show a bar on stderr.
+
+    Returns:
+      One answer a request, in their order.
+
+    Raises:
+      RequestError: a request cannot be answered; the message names it.
+      ValueError: unknown mode, or one that these weights do not have.
+    """
+    decoding = self._decoding(mode, threshold)
+    checked = []
+    for index, request in enumerate(requests):
+      try:
+        checked.append(self._checked(request))
+      except RequestError as e:
+        raise RequestError(f'request {index}: {e}') from e
+    answers = []
+    with tqdm.tqdm(total=len(checked), disable=not progress, unit='req') as bar:
+      for begin in range(0, len(checked), batch_size):
+        part = checked[begin:begin + batch_size]
+        answers += self._answer(part, batch_size, decoding)
+        bar.update(len(part))
+    return answers
+
+  def _decoding(self, mode: str, threshold: float) -> dict[str, Any]:
+    """Arguments of `responses.decode_split`."""
+    experiment = self._experiment
+    if mode not in MODES:
+      raise ValueError(f'mode is {mode!r}: expected {", ".join(MODES)}')
+    canvas = (canvas_lib.AUTOREGRESSIVE if mode == 'ar' else experiment.canvas)
+    draft = None
+    if mode == 'verify':
+      draft = verification.DraftConfig(**experiment.config.evaluate.verify)
+      verification.check(canvas, experiment.decode_config(), draft)
+    return dict(canvas=canvas, rule=commit.Threshold(threshold), draft=draft)
+
+  def _checked(self, request: Request) -> requests_lib.Request:
+    """The request in indices, without facts yet."""
+    def items(ids, what):
+      unknown = [i for i in ids if i not in self._item_index]
+      if unknown:
+        raise RequestError(f'{what}: unknown item {unknown[0]!r}')
+      return [self._item_index[i] for i in ids]
+
+    history = list(dict.fromkeys(items(request.history, 'history')))
+    if not history:
+      raise RequestError('history: expected at least one item')
+    candidates = items(request.candidates, 'candidates')
+    if len(candidates) != self.num_candidates:
+      raise RequestError(f'candidates: {len(candidates)} items, expected '
+                         f'{self.num_candidates}')
+    for wrong, why in (
+        ([c for c in candidates if candidates.count(c) > 1], 'stands twice'),
+        (sorted(set(candidates) & set(history)), 'is in the history')):
+      if wrong:
+        raise RequestError(
+            f'candidates: {self._item_ids[wrong[0]]!r} {why}')
+    scores = request.scores
+    if scores is not None:
+      scores = np.array([_as_float(s) for s in scores], np.float32)
+      if (scores.shape != (self.num_candidates,)
+          or not np.isfinite(scores).all() or (np.diff(scores) > 0).any()):
+        raise RequestError(f'scores: expected {self.num_candidates} finite '
+                           'numbers that do not rise')
+    user = -1
+    if request.user_id is not None:
+      if request.user_id not in self._user_index:
+        raise RequestError(f'user_id: unknown user {request.user_id!r}')
+      user = self._user_index[request.user_id]
+      start = self._histories.start[user]
+      if (len(history) >= self._histories.length[user]
+          or self._histories.items[start:start + len(history)].tolist()
+          != history):
+        raise RequestError('history: not how the purchases of user '
+                           f'{request.user_id!r} begin')
+    return requests_lib.Request(
+        user=user, split='test', position=len(history),
+        history=np.array(history, np.int32),
+        candidates=np.array(candidates, np.int32), scores=scores, target=-1,
+        facts=None)
+
+  def _with_facts(self, requests: Sequence[requests_lib.Request]
+                  ) -> list[requests_lib.Request]:
+    """Measures what the prompts show."""
+    histories = histories_lib.extended(
+        self._histories, [r.history for r in requests])
+    new = len(self._histories.start)
+    users = np.array([new + i if r.user < 0 else r.user
+                      for i, r in enumerate(requests)])
+    positions = np.array([r.position for r in requests])
+    candidates = np.stack([r.candidates for r in requests])
+    if self._retriever is None:
+      scores = np.tile(1 / np.arange(1, self.num_candidates + 1), (
+          len(requests), 1)).astype(np.float32)
+    else:
+      scores = np.take_along_axis(
+          retrieval.extended(self._retriever, histories).scores(
+              users, positions), candidates, 1)
+    for i, request in enumerate(requests):
+      if request.scores is not None:
+        scores[i] = request.scores
+    levels = facts.bucket(
+        facts.measure(facts.extended(self._statistics, histories), users,
+                      positions, candidates, scores),
+        self._experiment.data.fact_edges)
+    return [dataclasses.replace(r, scores=scores[i], facts=levels[i])
+            for i, r in enumerate(requests)]
+
+  def _answer(self, requests: Sequence[requests_lib.Request], batch_size: int,
+              decoding: dict[str, Any]) -> list[Reranking]:
+    """One batch, filled up with its last request."""
+    experiment = self._experiment
+    ids = [self._template.prompt(r).ids for r in self._with_facts(requests)]
+    longest = max(map(len, ids))
+    if longest > experiment.data.prompt_length:  # than any that was prepared
+      longest = pipeline.padded_length(
+          [experiment.config.prompt.max_prompt],
+          experiment.config.prompt.pad_multiple)
+    else:
+      longest = experiment.data.prompt_length
+    rows = -(-batch_size // experiment.mesh.size) * experiment.mesh.size
+    ids += ids[-1:] * (rows - len(ids))
+    prompt = np.full((rows, longest), experiment.data.tokenizer.pad_id,
+                     np.int32)
+    for row, tokens in zip(prompt, ids):
+      row[:len(tokens)] = tokens
+    batch = dict(
+        prompt=prompt, prompt_length=np.array([len(x) for x in ids], np.int32),
+        example_id=np.arange(rows, dtype=np.int32),
+        valid=np.arange(rows) < len(requests))
+    rollout = responses.decode_split(
+        experiment.model, self._params, [batch],
+        vocabulary=experiment.vocabulary, config=experiment.decode_config(),
+        mesh=experiment.mesh, **decoding)
+    return [self._reranking(request, tokens[:length], call[:length], calls)
+            for request, tokens, length, call, calls in zip(
+                requests, rollout.tokens, rollout.length, rollout.call,
+                rollout.calls)]
+
+  def _reranking(self, request: requests_lib.Request, tokens: np.ndarray,
+                 call: np.ndarray, calls: int) -> Reranking:
+    """Reads one response."""
+    parse = self._experiment.parser.strict(tokens)
+    order = parse.order or range(self.num_candidates)
+    decode = self._experiment.data.tokenizer.decode
+    return Reranking(
+        ranking=tuple(self._item_ids[request.candidates[i]] for i in order),
+        valid=parse.failure == parsing.VALID, failure=parse.failure,
+        explanation=parse.explanation, forwards=int(calls),
+        trace=tuple(Token(decode([int(t)]), int(c))
+                    for t, c in zip(tokens, call)))
+
+
+def _as_float(number: float) -> float:
+  try:
+    return float(number)
+  except OverflowError:
+    return np.inf

@@ -1,0 +1,265 @@
+"""The re-ranker's prompts, answers and command."""
+
+import dataclasses
+import json
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+from dgr2_jax import rerank
+from dgr2_jax.data import pipeline
+from dgr2_jax.data import prepare
+from dgr2_jax.data import traces
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.evaluation import responses
+from dgr2_jax.serving import reranker as reranker_lib
+from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import workdir as workdir_lib
+
+_CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'quickstart.py'
+Request = reranker_lib.Request
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """Prepared, with random weights in place of every stage's."""
+  root = tmp_path_factory.mktemp('run')
+  config = runpy.run_path(str(_CONFIG))['get_config']('smoke')
+  prepare.prepare(config, root / 'data')
+  (root / 'config.json').write_text(json.dumps(workdir_lib.to_json(config)))
+  return root
+
+
+@pytest.fixture(scope='module')
+def reranker(workdir):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(experiment_lib.Experiment, 'restore',
+                  lambda self, stage: self.initial_params())
+    return reranker_lib.Reranker.load(workdir)
+
+
+def requests_of(reranker, split='test'):
+  """Prepared requests as people would send them."""
+  data = reranker._experiment.data
+  users = data.dataset.users
+  name = [item.item_id for item in data.items]
+  return [Request([name[i] for i in r.history], [name[i] for i in r.candidates],
+                  user_id=users[r.user]) for r in data.requests(split)]
+
+
+def prompts_of(reranker, requests):
+  checked = [reranker._checked(r) for r in requests]
+  return [reranker._template.prompt(r).ids
+          for r in reranker._with_facts(checked)]
+
+
+@pytest.mark.parametrize('split', ['validation', 'test'])
+def test_prompts_are_those_of_the_evaluation(reranker, split):
+  data = reranker._experiment.data
+  batches = pipeline.eval_batches(
+      data.record_file(split), 1, data.prompt_length, data.response_length, 0, 1)
+  want = [batch['prompt'][0, :batch['prompt_length'][0]] for batch in batches]
+  got = prompts_of(reranker, requests_of(reranker, split))
+  assert len(got) == len(want) > 50
+  for a, b in zip(got, want):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_new_user_is_one_whom_no_count_has_seen(reranker, workdir,
+                                                  monkeypatch):
+  """The same prompts as if the known user had never been in the data."""
+  dataset = reranker._experiment.data.dataset
+  monkeypatch.setattr(experiment_lib.Experiment, 'restore',
+                      lambda self, stage: None)
+  for request in requests_of(reranker)[::30]:
+    keep = [i for i, user in enumerate(dataset.users)
+            if user != request.user_id]
+    monkeypatch.setattr(prepare.Prepared, 'dataset', dataclasses.replace(
+        dataset, users=tuple(dataset.users[i] for i in keep),
+        sequences=tuple(dataset.sequences[i] for i in keep)))
+    got, = prompts_of(reranker_lib.Reranker.load(workdir, 'cft'),
+                      [dataclasses.replace(request, user_id=None)])
+    np.testing.assert_array_equal(got, prompts_of(reranker, [request])[0])
+
+
+def answering(reranker, monkeypatch, order_of):
+  """Lets the decoder write the response of an order, or garbage for None."""
+  seen = []
+
+  def decode_split(model, params, batches, **options):
+    del model, params
+    batch, = batches
+    rows = int(batch['valid'].sum())
+    length = reranker._experiment.data.response_length
+    tokens = np.zeros((rows, length), np.int32)
+    lengths = np.full(rows, length)
+    for row in range(rows):
+      request = order_of.requests[len(seen)]
+      seen.append(options)
+      order = order_of(request)
+      if order is not None:
+        response = reranker._template.response(
+            request, order, 1, np.zeros(len(order), int)).ids
+        tokens[row, :len(response)] = response
+        lengths[row] = len(response)
+    call = np.broadcast_to(np.arange(length) // 4, tokens.shape)
+    return block_decoder.Rollout(
+        tokens, lengths, lengths < length, call, np.zeros(tokens.shape),
+        np.full(rows, 9))
+
+  monkeypatch.setattr(responses, 'decode_split', decode_split)
+  return seen
+
+
+def test_answers_are_the_responses_orders(reranker, monkeypatch):
+  requests = requests_of(reranker)[:5]
+
+  def order_of(request):
+    if request.history[-1] == order_of.requests[3].history[-1]:
+      return None
+    return traces.target_first(request.candidates, request.candidates[-1])
+
+  order_of.requests = reranker._with_facts(
+      [reranker._checked(r) for r in requests])
+  answering(reranker, monkeypatch, order_of)
+  answers = reranker.rerank(requests, batch_size=2)
+  assert [a.valid for a in answers] == [True, True, True, False, True]
+  for request, answer in zip(requests, answers):
+    candidates = tuple(request.candidates)
+    want = (candidates[-1:] + candidates[:-1] if answer.valid else candidates)
+    assert answer.ranking == want
+    assert answer.forwards == 9
+    assert answer.trace[4].forward == 1
+  assert answers[3].failure == 'overflow'
+  assert answers[0].explanation and answers[0].failure == 'valid'
+
+
+@pytest.mark.parametrize('mode', reranker_lib.MODES)
+def test_every_mode_decodes_and_neighbours_change_nothing(reranker, mode):
+  requests = requests_of(reranker)[:5]
+  answers = reranker.rerank(requests, mode, batch_size=4)
+  assert len(answers) == 5
+  for request, answer in zip(requests, answers):
+    assert sorted(answer.ranking) == sorted(request.candidates)
+    assert answer.forwards >= 1 and answer.trace
+  assert reranker.rerank(requests[3:], mode, batch_size=4) == answers[3:]
+  assert reranker.rerank([], mode) == []
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(history=[]), 'history: expected at least one'),
+    (dict(history=['nothing']), "history: unknown item 'nothing'"),
+    (dict(candidates=[]), 'candidates: 0 items, expected 10'),
+    (dict(candidates=['nothing'] * 10), "candidates: unknown item 'nothing'"),
+    (dict(scores=[1.] * 9), 'scores: expected 10'),
+    (dict(scores=[0.] * 9 + [1.]), 'scores: .*do not rise'),
+    (dict(scores=[10 ** 400] * 10), 'scores: .*finite'),
+    (dict(user_id='nobody'), "user_id: unknown user 'nobody'")])
+def test_bad_requests_are_named(reranker, changes, message):
+  good = requests_of(reranker)[0]
+  with pytest.raises(reranker_lib.RequestError, match=f'request 1: {message}'):
+    reranker.rerank([good, dataclasses.replace(good, **changes)])
+
+
+def test_candidates_differ_and_are_new(reranker):
+  good = requests_of(reranker)[0]
+  for candidates, message in (
+      (good.candidates[:9] + good.candidates[:1], 'stands twice'),
+      (good.candidates[:9] + list(good.history[:1]), 'is in the history'),
+      (good.candidates + ['x'], 'unknown item')):
+    with pytest.raises(reranker_lib.RequestError, match=message):
+      reranker.check(dataclasses.replace(good, candidates=candidates))
+  with pytest.raises(reranker_lib.RequestError, match='purchases of user'):
+    reranker.check(dataclasses.replace(good, history=good.history[::-1]))
+
+
+def test_what_is_no_working_directory_is_said(tmp_path, workdir):
+  with pytest.raises(ValueError, match='config.json'):
+    reranker_lib.Reranker.load(tmp_path)
+  with pytest.raises(ValueError, match="stage 'cfd' is not in the recipe"):
+    reranker_lib.Reranker.load(workdir, 'cfd')
+  with pytest.raises(ValueError, match='--stage=rl'):
+    reranker_lib.Reranker.load(workdir)
+
+
+def test_unknown_mode_and_threshold(reranker):
+  with pytest.raises(ValueError, match="mode is 'fast'"):
+    reranker.rerank([], 'fast')
+  with pytest.raises(ValueError, match='tau=1.5'):
+    reranker.rerank([], threshold=1.5)
+
+
+@pytest.fixture
+def command(reranker, monkeypatch, tmp_path):
+  """Runs the command on lines; returns exit code, answers and errors."""
+  monkeypatch.setattr(reranker_lib.Reranker, 'load',
+                      lambda model, stage=None: reranker)
+
+  def run(lines, *flags):
+    (tmp_path / 'in.jsonl').write_bytes(b'\n'.join(lines))
+    code = rerank.main(['--model=x', f'--input={tmp_path}/in.jsonl',
+                        f'--output={tmp_path}/out.jsonl', '--batch_size=4',
+                        *flags])
+    read = lambda name: [
+        json.loads(line) for line in (tmp_path / name).read_text().splitlines()
+    ] if (tmp_path / name).exists() else []
+    return code, read('out.jsonl'), read('out.jsonl.errors.jsonl')
+
+  return run
+
+
+def line_of(identifier, request, **more):
+  return json.dumps({
+      'id': identifier, 'history': list(request.history),
+      'candidates': list(request.candidates), **more}).encode()
+
+
+def test_command_answers_the_good_and_lists_the_bad(command, reranker):
+  good = requests_of(reranker)
+  lines = [
+      line_of('a', good[0]), b'', b'{"id": "b"', b'[1]', b'\xff\xfe',
+      line_of('c', good[1], user_id=good[1].user_id), line_of('a', good[2]),
+      line_of(True, good[2]), line_of(3, good[2], rank=1),
+      line_of('x' * (1 << 20), good[2]), line_of(3, good[2]),
+      line_of('3', good[3]), line_of('\ud800\x00"\u2028é', good[4]),
+      line_of('d', Request(['no'], [])), b'{"id": 5, "history": "abc"}',
+      b'[' * 100_000]
+  code, answers, errors = command(lines)
+  assert code == 2
+  assert [a['id'] for a in answers] == ['a', 'c', 3, '3', '\ud800\x00"\u2028é']
+  assert set(answers[0]) == {'id', 'ranking', 'valid', 'explanation',
+                             'forwards'}
+  assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16]
+  assert 'the same as in line 1' in errors[3]['error']
+
+
+def test_command_goes_on_where_it_stopped(command, reranker, tmp_path):
+  good = requests_of(reranker)[:9]
+  lines = [line_of(i, r) for i, r in enumerate(good)]
+  code, want, errors = command(lines)
+  assert (code, errors) == (0, [])
+  assert [a['id'] for a in want] == list(range(9))
+  output = tmp_path / 'out.jsonl'
+  whole = output.read_bytes()
+  for cut in (0, 10, len(whole) // 2, len(whole) - 1, len(whole)):
+    output.write_bytes(whole[:cut])
+    assert command(lines) == (0, want, [])
+    assert output.read_bytes() == whole
+
+
+def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
+  output = tmp_path / 'out.jsonl'
+  output.write_text('something else\n')
+  with pytest.raises(ValueError):  # reading it back as answers
+    command([line_of(1, requests_of(reranker)[0])])
+  assert output.read_text() == 'something else\n'
+  assert 'out.jsonl:1: no answer of this command' in capsys.readouterr().err
+
+
+def test_command_names_bad_flags(command, capsys):
+  assert command([b''], '--mode=fast')[0] == 1
+  assert "mode is 'fast'" in capsys.readouterr().err
+  assert command([b''], '--batch_size=0')[0] == 1
+  assert command([b''])[:2] == (0, [])
