@@ -8,6 +8,7 @@ import runpy
 import numpy as np
 import pytest
 
+import dgr2_jax
 from dgr2_jax import rerank
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prepare
@@ -263,3 +264,9 @@ def test_command_names_bad_flags(command, capsys):
   assert "mode is 'fast'" in capsys.readouterr().err
   assert command([b''], '--batch_size=0')[0] == 1
   assert command([b''])[:2] == (0, [])
+
+
+def test_the_package_names_it():
+  assert dgr2_jax.Reranker is reranker_lib.Reranker
+  with pytest.raises(AttributeError, match='Rerankr'):
+    dgr2_jax.Rerankr  # pylint: disable=pointless-statement
