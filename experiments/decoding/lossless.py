@@ -1,0 +1,164 @@
+r"""Is verified decoding what autoregressive decoding gives?
+
+    python experiments/decoding/lossless.py --workdir=WORKDIR --name=quickstart
+
+Decodes every test request of a finished working directory autoregressively and
+verified, by window and number of draft steps, and compares token by token.
+Where they differ first, the autoregressive model's two largest logits are
+looked up, with the tokens before: forwards of one and of B tokens round
+differently, so a near tie may tip. Writes lossless_<name>.json and .md here;
+fails if a difference is no near tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import pathlib
+import sys
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
+from dgr2_jax.decoding import verification
+from dgr2_jax.evaluation import responses
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.training import experiment as experiment_lib
+
+HERE = pathlib.Path(__file__).parent
+NEAR_TIE = 1e-4  # logits
+DRAFTS = [verification.DraftConfig(steps, window)
+          for window, steps in itertools.product(verification.WINDOWS, (1, 2))]
+
+
+def decoded(experiment: experiment_lib.Experiment, params: Any,
+            canvas: canvas_lib.CanvasConfig,
+            draft: verification.DraftConfig | None) -> block_decoder.Rollout:
+  return responses.decode_split(
+      experiment.model, params,
+      experiment.eval_batches('test', experiment.config.evaluate.batch_size),
+      rule=commit.Threshold(1.), vocabulary=experiment.vocabulary,
+      canvas=canvas, config=experiment.decode_config(), mesh=experiment.mesh,
+      draft=draft)
+
+
+def first_difference(a: block_decoder.Rollout,
+                     b: block_decoder.Rollout) -> np.ndarray:
+  """Index of the first token that differs, int [n]; -1 for none."""
+  n, length = a.tokens.shape
+  shorter = np.minimum(a.length, b.length)[:, None]
+  differs = (a.tokens != b.tokens) & (np.arange(length) < shorter)
+  # One may end where the other goes on.
+  differs |= (np.arange(length) == shorter) & (a.length != b.length)[:, None]
+  return np.where(differs.any(1), differs.argmax(1), -1)
+
+
+def gaps(experiment: experiment_lib.Experiment, params: Any,
+         rollout: block_decoder.Rollout, at: np.ndarray) -> dict[int, float]:
+  """The AR model's gap between its two largest logits at [n] tokens >= 0."""
+  model, vocabulary = experiment.model, experiment.vocabulary
+
+  @jax.jit
+  def logits_of(batch, response, index):
+    states = canvas_lib.states(
+        model, params, canvas_lib.autoregressive(
+            batch['prompt'], batch['prompt_length'], response[:, None]),
+        vocabulary.mask_id, canvas_lib.AUTOREGRESSIVE).clean[:, 0]
+    state = jnp.take_along_axis(states, index[:, None, None], 1)[:, 0]
+    return vocabulary.allow(
+        model.apply({'params': params}, state, method='logits'))
+
+  result, begin = {}, 0
+  for batch in experiment.eval_batches(
+      'test', experiment.config.evaluate.batch_size):
+    rows = np.flatnonzero(batch['valid'])
+    mine = np.arange(begin, begin + len(rows))
+    begin += len(rows)
+    if (at[mine] >= 0).any():
+      full = np.minimum(np.arange(len(batch['valid'])), len(rows) - 1)
+      logits = np.asarray(logits_of(
+          {k: batch[k] for k in ('prompt', 'prompt_length')},
+          rollout.tokens[mine][full], np.maximum(at[mine], 0)[full]))
+      largest = np.sort(logits, -1)[:, -2:]
+      result |= {int(i): float(largest[row, 1] - largest[row, 0])
+                 for row, i in enumerate(mine) if at[i] >= 0}
+  return result
+
+
+def measure(experiment: experiment_lib.Experiment,
+            params: Any) -> list[dict[str, Any]]:
+  """One entry a way to draft."""
+  wanted = decoded(experiment, params, canvas_lib.AUTOREGRESSIVE, None)
+  points = []
+  for draft in DRAFTS:
+    got = decoded(experiment, params, experiment.canvas, draft)
+    at = first_difference(wanted, got)
+    near = gaps(experiment, params, wanted, at)
+    failures = [experiment.parser.strict(tokens[:length]).failure
+                for tokens, length in zip(got.tokens, got.length)]
+    points.append({
+        'window': draft.window, 'steps': draft.steps, 'n': len(at),
+        'tokens': int(got.length.sum()), 'differ': len(near),
+        'not_near_ties': sum(gap >= NEAR_TIE for gap in near.values()),
+        'differences': [{'request': i, 'token': int(at[i]), 'logit_gap': gap}
+                        for i, gap in near.items()],
+        'valid_rate': failures.count('valid') / len(failures),
+        'tokens_per_forward': float(got.length.sum() / got.calls.sum())})
+    logging.info('%s', {k: v for k, v in points[-1].items()
+                        if k != 'differences'})
+  return points
+
+
+def table(name: str, points: list[dict[str, Any]]) -> str:
+  lines = [
+      f'# Verified against autoregressive decoding: {name}', '',
+      'Written by lossless.py; float32, all test requests. Near ties: the '
+      f'autoregressive model\'s two largest logits differ by less than '
+      f'{NEAR_TIE:g} where the responses part.', '',
+      '| window | draft steps | requests | tokens | differ | of them no near '
+      'tie | valid | tokens per forward |', '|---|---|---|---|---|---|---|---|']
+  for p in points:
+    lines.append(
+        f'| {p["window"]} | {p["steps"]} | {p["n"]:,} | {p["tokens"]:,} | '
+        f'{p["differ"]} | {p["not_near_ties"]} | {p["valid_rate"]:.3f} | '
+        f'{p["tokens_per_forward"]:.2f} |')
+  return '\n'.join(lines) + '\n'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+      description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--workdir', type=pathlib.Path, required=True)
+  parser.add_argument('--name', required=True)
+  args = parser.parse_args()
+  path = args.workdir / 'config.json'
+  if not path.exists():
+    parser.error(f'--workdir={args.workdir}: no config.json; expected a '
+                 'finished run')
+  logging.set_verbosity(logging.INFO)
+  config = ml_collections.ConfigDict(
+      json.loads(path.read_text(encoding='utf-8')))
+  experiment = experiment_lib.Experiment(config, args.workdir.absolute())
+  stage = config.recipe[-1]
+  points = measure(experiment, experiment.restore(stage))
+  text = table(f'{args.name}, weights of {stage}', points)
+  (HERE / f'lossless_{args.name}.json').write_text(json.dumps({
+      'stage': stage, 'jax': jax.__version__, 'points': points},
+                                                   indent=1) + '\n')
+  (HERE / f'lossless_{args.name}.md').write_text(text)
+  print(text)
+  if any(p['not_near_ties'] for p in points):
+    sys.exit('error: verified decoding differs from autoregressive decoding '
+             'where that was no near tie')
+
+
+if __name__ == '__main__':
+  main()
