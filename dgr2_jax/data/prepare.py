@@ -33,6 +33,7 @@ import numpy as np
 from dgr2_jax.data import boosted
 from dgr2_jax.data import directory as directory_lib
 from dgr2_jax.data import embedded
+from dgr2_jax.data import generated
 from dgr2_jax.data import interactions
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
@@ -73,6 +74,8 @@ def _build(config: ml_collections.ConfigDict,
            directory: pathlib.Path) -> None:
   # What can be wrong in the config should show before minutes of work.
   prompt_config = prompts.PromptConfig.from_config(config.prompt)
+  traces_config = prompt_config.traces
+  answers = generated.read(traces_config.path) if traces_config else None
   dataset = interactions.load_dataset(config.data)
   tokenizer = vocabulary.build(config, dataset.items)
   tokenizer.save(directory / 'tokenizer')
@@ -97,11 +100,16 @@ def _build(config: ml_collections.ConfigDict,
   template = prompts.Template(
       prompt_config, tokenizer, dataset.items, semantic_ids,
       config.data.num_candidates)
+  written = {}
+  if traces_config:
+    written['train'] = generated.Traces(
+        traces_config, answers, dataset.items, semantic_ids)
   statistics = {}
   for split in SPLITS:
     statistics[split] = records.write(
         directory / f'{split}.array_record',
-        records.build(getattr(sets, split), template, scores[split]),
+        records.build(getattr(sets, split), template, scores[split],
+                      written.get(split)),
         tokenizer.pad_id)
   if prompt_config.counterfactuals:
     extra = list(records.build_counterfactuals(
@@ -240,6 +248,11 @@ class Prepared:
     """The catalogue, by item index."""
     return tuple(directory_lib.read_items(
         self._directory / 'items.jsonl').values())
+
+  @functools.cached_property
+  def semantic_ids(self) -> np.ndarray:
+    """int32 [I, levels]."""
+    return np.load(self._directory / 'semantic_ids.npy')
 
   def requests(self, split: str) -> tuple[requests_lib.Request, ...]:
     return getattr(self._sets, split)
