@@ -103,8 +103,7 @@ def view(
 
 
 def check(answer: Answer, seen: View) -> str | None:
-  """The first of `REASONS` that applies to an answer; None if it is faithful.
-  """
+  """The first of `REASONS` that applies; None if an answer is faithful."""
   text = answer.explanation
   count = len(seen.candidates)
   if sorted(answer.order) != list(range(count)):

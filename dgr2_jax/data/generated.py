@@ -164,8 +164,11 @@ class Traces:
   ) -> faithfulness.Answer | None:
     """The trace of a request, if it is faithful to `shown` history items."""
     answer = self._answers.get(fingerprint(request, self._items))
-    seen = faithfulness.view(request, shown, self._items, self._semantic_ids)
-    reason = faithfulness.check(answer, seen) if answer else 'absent'
+    if answer is None:
+      self.counts['absent'] += 1
+      return None
+    reason = faithfulness.check(answer, faithfulness.view(
+        request, shown, self._items, self._semantic_ids))
     self.counts[reason or 'used'] += 1
     return None if reason else answer
 

@@ -124,14 +124,10 @@ class PromptConfig:
     if self.counterfactuals and not self.trace.grades:
       raise ValueError('prompt.counterfactuals changes grades: it needs '
                        'prompt.trace.grades.')
-    if self.traces and self.response_format != JSON:
+    if self.traces and (self.response_format != JSON or self.trace.grades):
       raise ValueError(
-          'prompt.traces are free text, which only the json form holds: '
-          f"expected prompt.response_format='{JSON}', got "
-          f'{self.response_format!r}.')
-    if self.traces and self.trace.grades:
-      raise ValueError('prompt.traces hold no grades: expected '
-                       'prompt.trace.grades=False.')
+          'prompt.traces are free text without grades: expected '
+          f"prompt.response_format='{JSON}' and prompt.trace.grades=False.")
     for field in ('max_history', 'max_prompt', 'max_response'):
       if getattr(self, field) < 1:
         raise ValueError(

@@ -194,7 +194,7 @@ class Client:
       EndpointError: see the module.
       Stopped: see the module.
     """
-    guess = len(json.dumps(body)) / _CHARACTERS + body.get('max_tokens', 0)
+    guess = len(json.dumps(body)) / _CHARACTERS + (body.get('max_tokens') or 0)
     for failed in itertools.count():
       await self._turn(guess)
       self.tries += 1

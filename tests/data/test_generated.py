@@ -112,7 +112,8 @@ def test_responses_hold_the_trace(template):
     parse = parser.strict(record.response)
     assert parse.order == a.order
     # Half a surrogate pair is replaced; all else stays.
-    assert parse.explanation == a.explanation.encode('utf-8', 'replace').decode()
+    assert parse.explanation == a.explanation.encode(
+        'utf-8', 'replace').decode()
     assert parse.answer_start == np.argmax(record.is_answer)
     assert (record.response == begin).sum() == 2
     np.testing.assert_array_equal(record.prompt, template.prompt(request).ids)
@@ -143,7 +144,7 @@ def test_traces_of_other_data_are_told(template):
 
 
 @pytest.mark.parametrize('response_format, change, reason', [
-    (prompts.COMPACT, {}, "prompt.response_format='json', got 'compact'"),
+    (prompts.COMPACT, {}, "expected prompt.response_format='json'"),
     (prompts.JSON, {'trace': {'grades': True}, 'answer_order': 'teacher'},
      'prompt.trace.grades=False'),
     (prompts.JSON, {'traces': {'path': '', 'missing': 'drop'}},
