@@ -39,8 +39,10 @@ setuptools.setup(
     extras_require={
         'tpu': ['jax[tpu]>=0.8.0'],
         'cuda': ['jax[cuda12]>=0.8.0'],
+        'traces': ['httpx2>=2.0'],
         'hf': ['safetensors>=0.4', 'transformers>=4.51'],
         'test': [
+            'httpx2>=2.0',
             'hypothesis>=6.100',
             'pytest>=8.0',
             'ranx>=0.3.20',

@@ -34,6 +34,7 @@ import numpy as np
 from dgr2_jax.data import boosted
 from dgr2_jax.data import directory as directory_lib
 from dgr2_jax.data import embedded
+from dgr2_jax.data import generated
 from dgr2_jax.data import interactions
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
@@ -75,6 +76,8 @@ def _build(config: ml_collections.ConfigDict,
            directory: pathlib.Path) -> None:
   # What can be wrong in the config should show before minutes of work.
   prompt_config = prompts.PromptConfig.from_config(config.prompt)
+  traces_config = prompt_config.traces
+  answers = generated.read(traces_config.path) if traces_config else None
   dataset = interactions.load_dataset(config.data)
   tokenizer = vocabulary.build(config, dataset.items)
   tokenizer.save(directory / 'tokenizer')
@@ -100,11 +103,16 @@ def _build(config: ml_collections.ConfigDict,
   template = prompts.Template(
       prompt_config, tokenizer, dataset.items, semantic_ids,
       config.data.num_candidates)
+  written = {}
+  if traces_config:
+    written['train'] = generated.Traces(
+        traces_config, answers, dataset.items, semantic_ids)
   statistics = {}
   for split in SPLITS:
     statistics[split] = records.write(
         directory / f'{split}.array_record',
-        records.build(getattr(sets, split), template, scores[split]),
+        records.build(getattr(sets, split), template, scores[split],
+                      written.get(split)),
         tokenizer.pad_id)
   if prompt_config.counterfactuals:
     extra = list(records.build_counterfactuals(

@@ -34,6 +34,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dgr2_jax.data import facts
+from dgr2_jax.data import faithfulness
+from dgr2_jax.data import generated
 from dgr2_jax.data import interactions
 from dgr2_jax.data import requests
 from dgr2_jax.data import tokenizer as tokenizer_lib
@@ -85,6 +87,7 @@ class PromptConfig:
     trace: what the reasoning says.
     counterfactuals: training responses with other grades, as a share of the
       requests; see `records.build_counterfactuals`.
+    traces: traces of a language model to learn from; None is the template's.
   """
   response_format: str
   item_fields: tuple[str, ...]
@@ -95,6 +98,7 @@ class PromptConfig:
   answer_order: str
   trace: traces.TraceConfig
   counterfactuals: float = 0.
+  traces: generated.TracesConfig | None = None
 
   def __post_init__(self):
     for field, allowed in (
@@ -120,6 +124,10 @@ class PromptConfig:
     if self.counterfactuals and not self.trace.grades:
       raise ValueError('prompt.counterfactuals changes grades: it needs '
                        'prompt.trace.grades.')
+    if self.traces and (self.response_format != JSON or self.trace.grades):
+      raise ValueError(
+          'prompt.traces are free text without grades: expected '
+          f"prompt.response_format='{JSON}' and prompt.trace.grades=False.")
     for field in ('max_history', 'max_prompt', 'max_response'):
       if getattr(self, field) < 1:
         raise ValueError(
@@ -137,7 +145,9 @@ class PromptConfig:
         max_response=config['max_response'],
         answer_order=config['answer_order'],
         trace=traces.TraceConfig.from_config(config['trace']),
-        counterfactuals=config['counterfactuals'])
+        counterfactuals=config['counterfactuals'],
+        traces=(generated.TracesConfig(**config['traces'])
+                if config.get('traces') else None))
 
 
 class Prompt(NamedTuple):
@@ -246,9 +256,23 @@ class Template:
         self._items, request.history[len(request.history) - shown:],
         request.candidates, request.facts, order[0], self.config.trace.facts,
         grades if self.config.trace.grades else None)
-    reasoning, answer = (
-        self._compact_response if self._compact else self._json_response)(
-            trace, order)
+    if self._compact:
+      return self._encoded(*self._compact_response(trace, order))
+    return self._encoded(
+        *_json_response(traces.prose(trace, self._cite), order))
+
+  def written_response(self, answer: faithfulness.Answer) -> Response:
+    """A language model's answer in the json form.
+
+    Args:
+      answer: faithful, so that every SID in it is one of the catalogue.
+    """
+    return self._encoded(
+        *_json_response(traces.written(answer.explanation), answer.order))
+
+  def _encoded(
+      self, reasoning: Sequence[tokens.Piece], answer: Sequence[tokens.Piece]
+  ) -> Response:
     reasoning = self.tokenizer.encode(_merged(reasoning))
     answer = self.tokenizer.encode(answer)
     return Response(
@@ -262,14 +286,6 @@ class Template:
         tokens.Special(tokens.ANSWER)]
     answer = [tokens.Special(tokens.candidate(c + 1)) for c in order]
     return reasoning, [*answer, tokens.Special(tokens.EOS)]
-
-  def _json_response(self, trace, order):
-    reasoning = [
-        tokens.Text('{"explanation": "'),
-        *traces.prose(trace, self._cite),
-        tokens.Text('", "recommendations":')]
-    return reasoning, [
-        tokens.Text(json_answer(order)), tokens.Special(tokens.EOS)]
 
   def _frame(self) -> tuple[list[int], list[int], list[int]]:
     """Ids before the history, between it and the candidates, and after."""
@@ -352,6 +368,15 @@ class Template:
               f'{facts.FACTS[facts.index(name)].levels - 1}')
           for name, level in levels.items()) + (tokens.Text('\n'),)
     return self._cached((index,)) + self._item(item) + self._cached(evidence)
+
+
+def _json_response(
+    explanation: Sequence[tokens.Piece], order: Sequence[int]):
+  reasoning = [
+      tokens.Text('{"explanation": "'), *explanation,
+      tokens.Text('", "recommendations":')]
+  return reasoning, [
+      tokens.Text(json_answer(order)), tokens.Special(tokens.EOS)]
 
 
 def json_answer(order: Sequence[int]) -> str:

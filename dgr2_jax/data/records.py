@@ -22,6 +22,7 @@ from array_record.python import array_record_module
 import numpy as np
 
 from dgr2_jax.data import boosted
+from dgr2_jax.data import generated
 from dgr2_jax.data import interactions
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
@@ -108,17 +109,21 @@ class Statistics:
 def build(
     requests: Sequence[requests_lib.Request],
     template: prompts.Template,
-    teacher_scores: np.ndarray | None = None) -> Iterator[Record]:
+    teacher_scores: np.ndarray | None = None,
+    written: generated.Traces | None = None) -> Iterator[Record]:
   """Writes the prompts and responses of requests.
 
   Args:
     requests: the requests of a split; a record's id is its index here.
     template: writes them.
     teacher_scores: float [R, C], higher is better; for answer_order 'teacher'.
+    written: a language model's traces, of training requests; those too long for
+      `max_response` are not used.
 
   Raises:
     ValueError: the answer order needs a teacher and none is given, or a
       training response is longer than `max_response`.
+    interactions.DataError: none of the `written` traces could be used.
   """
   config = template.config
   teacher = config.answer_order == 'teacher'
@@ -131,12 +136,22 @@ def build(
     orders = boosted.orders(
         grades if config.trace.grades else teacher_scores)
   for index, request in enumerate(requests):
-    if teacher:
-      order, grade = orders[index], grades[index]
-    else:
-      order = traces.target_first(request.candidates, request.target)
-      grade = None
-    yield _record(index, request, template, order, grade)
+    prompt = template.prompt(request)
+    response = None
+    if written is not None:
+      response = _written_response(request, prompt.shown, template, written)
+      if response is None and written.config.missing == generated.DROP:
+        continue
+    if response is None and teacher:
+      response = template.response(
+          request, orders[index], prompt.shown, grades[index])
+    elif response is None:
+      response = template.response(
+          request, traces.target_first(request.candidates, request.target),
+          prompt.shown)
+    yield _record(index, request, config, prompt, response)
+  if written is not None:
+    written.finish()
 
 
 def build_counterfactuals(
@@ -168,19 +183,33 @@ def build_counterfactuals(
       drawn = rng.random(len(grades)) < _REDRAWN
       grades = np.where(
           drawn, rng.integers(boosted.NUM_GRADES, size=len(grades)), grades)
+      prompt = template.prompt(request)
+      response = template.response(
+          request, boosted.orders(grades[None])[0], prompt.shown, grades)
       yield _record(
-          len(requests) + index, request, template,
-          boosted.orders(grades[None])[0], grades, conclusion_only=True)
+          len(requests) + index, request, template.config, prompt, response,
+          supervised_from=response.conclusion)
+
+
+def _written_response(
+    request: requests_lib.Request, shown: int, template: prompts.Template,
+    written: generated.Traces) -> prompts.Response | None:
+  """The response that was written for a request, if it can be used."""
+  answer = written.find(request, shown)
+  if answer is None:
+    return None
+  response = template.written_response(answer)
+  if len(response.ids) > template.config.max_response:
+    written.reject('too_long')
+    return None
+  return response
 
 
 def _record(
-    example_id: int, request: requests_lib.Request, template: prompts.Template,
-    order: np.ndarray, grades: np.ndarray | None,
-    conclusion_only: bool = False) -> Record:
+    example_id: int, request: requests_lib.Request,
+    config: prompts.PromptConfig, prompt: prompts.Prompt,
+    response: prompts.Response, supervised_from: int = 0) -> Record:
   """One request with one response; see `build`."""
-  config = template.config
-  prompt = template.prompt(request)
-  response = template.response(request, order, prompt.shown, grades)
   if request.split == 'train' and len(response.ids) > config.max_response:
     raise ValueError(
         f'The training response of user {request.user} takes '
@@ -191,7 +220,7 @@ def _record(
       response=response.ids[:config.max_response],
       is_answer=response.is_answer[:config.max_response],
       dropped=min(len(request.history), config.max_history) - prompt.shown,
-      supervised_from=response.conclusion if conclusion_only else 0)
+      supervised_from=supervised_from)
 
 
 def write(

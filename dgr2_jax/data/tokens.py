@@ -19,6 +19,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import re
 import string
 
 from dgr2_jax.data import facts
@@ -56,6 +57,9 @@ ANSWER = '<|answer|>'
 
 SID_BEGIN = '<|sid_begin|>'
 SID_END = '<|sid_end|>'
+# A whole semantic id in a text.
+SEMANTIC_ID = re.compile(
+    rf'{re.escape(SID_BEGIN)}(?:<s_[a-z]_[0-9]+>)+{re.escape(SID_END)}')
 
 NO_CATEGORY = '<|no_category|>'
 OTHER_CATEGORY = '<|other_category|>'
@@ -76,6 +80,16 @@ def semantic_id(codes: Sequence[int]) -> list[Special]:
   names = (f'<s_{letter}_{code}>'
            for letter, code in zip(string.ascii_lowercase, codes, strict=False))
   return [Special(SID_BEGIN), *map(Special, names), Special(SID_END)]
+
+
+def semantic_id_text(codes: Sequence[int]) -> str:
+  """A semantic id, int [levels], as text."""
+  return ''.join(piece.name for piece in semantic_id(codes))
+
+
+def from_semantic_id_text(text: str) -> list[Special]:
+  """A semantic id that `SEMANTIC_ID` matches, as pieces."""
+  return [Special(name) for name in re.findall('<[^<>]+>', text)]
 
 
 def fact(name: str, level: int) -> str:

@@ -247,6 +247,16 @@ def prose(
   return pieces
 
 
+def written(explanation: str) -> list[tokens.Piece]:
+  """A model's explanation as the inside of a JSON string, SIDs as tokens."""
+  pieces, end = [], 0
+  for cited in tokens.SEMANTIC_ID.finditer(explanation):
+    pieces.append(_escaped(explanation[end:cited.start()]))
+    pieces.extend(tokens.from_semantic_id_text(cited.group()))
+    end = cited.end()
+  return [*pieces, _escaped(explanation[end:])]
+
+
 def _escaped(text: str) -> tokens.Text:
   """Text as the inside of a JSON string."""
   return tokens.Text(json.dumps(text, ensure_ascii=False)[1:-1])

@@ -1,0 +1,138 @@
+"""What a written trace must keep to: GR2's prompt principles as a filter.
+
+An answer of a language model is used only if
+
+    its recommendations      are a permutation, the target first
+    every SID it cites       is one of the history or the candidates, and the
+                             one of the candidate it stands beside
+    at least one SID         is of the history: reasoning starts there
+    its last sentence        names the candidate that it ranks first
+    it speaks                as somebody who doesn't know what was bought
+
+(arXiv 2602.07774 demands citations and steps in its prompts; how its traces
+were filtered, beyond the first recommendation, is not said. These rules are
+ours.) `check` gives the first rule that is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import re
+
+import numpy as np
+
+from dgr2_jax.data import interactions
+from dgr2_jax.data import requests
+from dgr2_jax.data import tokens
+
+# Why an answer is rejected.
+REASONS = (
+    'not_a_permutation', 'target_not_first', 'malformed_sid', 'unknown_sid',
+    'no_history_cited', 'unknown_candidate', 'wrong_candidate_sid',
+    'no_conclusion', 'wrong_conclusion', 'leak')
+
+_FRAGMENT = re.compile(r'<\|sid_(?:begin|end)\|>|<s_[a-z]_[0-9]+>')
+_CANDIDATE = re.compile(r'\bcandidate\s+([0-9]+)', re.IGNORECASE)
+# A candidate and the SID beside it: Candidate 3 (<|sid_begin|>...
+_NAMED = re.compile(
+    rf'\bcandidate\s+([0-9]+)\s*[(,:]?\s*({tokens.SEMANTIC_ID.pattern})',
+    re.IGNORECASE)
+_CONCLUSION = re.compile(r'\bcandidate\s+([0-9]+)\s+fits\s+best[.!]?\s*$',
+                         re.IGNORECASE)
+# Words of somebody who was told what comes next.
+_LEAK = re.compile('|'.join((
+    r'\bthe\s+target\s+(?:is|was|item|product|candidate|purchase)\b',
+    r'\bground[\s-]+truth\b',
+    r'\b(?:correct|true|known|given|provided)\s+'
+    r'(?:answer|target|next\s+(?:item|product|purchase))\b',
+    r'\bactual(?:ly)?\s+(?:next|bought|purchased|choice|purchase)\b',
+    r'\b(?:was|were|am|are|been)\s+(?:told|informed)\b',
+    r'\b(?:was|is)\s+(?:indeed|in\s+fact)\s+(?:bought|purchased)\b',
+    r'\bthe\s+answer\s+is\b')), re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """A written trace and the order that follows it.
+
+  Attributes:
+    explanation: the reasoning; cites items by SID.
+    order: candidate positions from zero, best first, as they were given.
+  """
+  explanation: str
+  order: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+  """What a trace may speak of.
+
+  Attributes:
+    history: SIDs of the purchases that the prompt shows, as text.
+    candidates: SIDs of the candidates, as text, in the retriever's order.
+    titles: titles of all of these.
+    target: position of the true next purchase among the candidates, from zero.
+  """
+  history: tuple[str, ...]
+  candidates: tuple[str, ...]
+  titles: tuple[str, ...]
+  target: int
+
+
+def view(
+    request: requests.Request,
+    shown: int,
+    items: Sequence[interactions.Item],
+    semantic_ids: np.ndarray) -> View:
+  """What the prompt of a request shows.
+
+  Args:
+    request: its target is among its candidates.
+    shown: history items in the prompt, the latest ones.
+    items: the catalogue, I items.
+    semantic_ids: int [I, levels].
+  """
+  history = request.history[len(request.history) - shown:].tolist()
+  candidates = request.candidates.tolist()
+  sid = lambda item: tokens.semantic_id_text(semantic_ids[item].tolist())
+  return View(
+      history=tuple(map(sid, history)), candidates=tuple(map(sid, candidates)),
+      titles=tuple(items[i].title for i in history + candidates),
+      target=candidates.index(request.target))
+
+
+def check(answer: Answer, seen: View) -> str | None:
+  """The first of `REASONS` that applies; None if an answer is faithful."""
+  text = answer.explanation
+  count = len(seen.candidates)
+  if sorted(answer.order) != list(range(count)):
+    return 'not_a_permutation'
+  if answer.order[0] != seen.target:
+    return 'target_not_first'
+  if _FRAGMENT.search(tokens.SEMANTIC_ID.sub('', text)):
+    return 'malformed_sid'
+  cited = set(tokens.SEMANTIC_ID.findall(text))
+  if not cited.issubset(seen.history + seen.candidates):
+    return 'unknown_sid'
+  if seen.history and cited.isdisjoint(seen.history):
+    return 'no_history_cited'
+  conclusion = _CONCLUSION.search(text)
+  # Titles may say anything; what the trace says itself is judged.
+  for title in sorted(filter(None, seen.titles), key=len, reverse=True):
+    text = re.sub(rf'(?<!\w){re.escape(title)}(?!\w)', '', text)
+  if not all(1 <= _number(n) <= count for n in _CANDIDATE.findall(text)):
+    return 'unknown_candidate'
+  for number, sid in _NAMED.findall(text):
+    if seen.candidates[_number(number) - 1] != sid:
+      return 'wrong_candidate_sid'
+  if not conclusion:
+    return 'no_conclusion'
+  if _number(conclusion[1]) != answer.order[0] + 1:
+    return 'wrong_conclusion'
+  return 'leak' if _LEAK.search(text) else None
+
+
+def _number(digits: str) -> int:
+  """A candidate number; int() refuses numbers of thousands of digits."""
+  return int(digits) if len(digits) < 5 else 0

@@ -1,0 +1,155 @@
+"""From a working directory to a file of traces.
+
+    workdir -> training requests -> questions -> sampling -> OUTPUT
+                                                    |        OUTPUT.report.json
+                                                    '- OUTPUT.answers.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import asyncio
+import collections
+import json
+import pathlib
+import signal
+
+from absl import logging
+import ml_collections
+
+from dgr2_jax.data import prepare
+from dgr2_jax.data import prompts
+from dgr2_jax.trace_generation import cache as cache_lib
+from dgr2_jax.trace_generation import chat
+from dgr2_jax.trace_generation import questions
+from dgr2_jax.trace_generation import sampling
+from dgr2_jax.training import workdir as workdir_lib
+
+
+class NotComplete(Exception):
+  """Requests are left; the message says why, `code` is the exit code."""
+
+  def __init__(self, message: str, code: int = 1):
+    super().__init__(f'{message} The same command goes on.')
+    self.code = code
+
+
+def generate(
+    workdir: pathlib.Path,
+    output: pathlib.Path,
+    endpoint: chat.EndpointConfig,
+    how: questions.QuestionConfig,
+    config: sampling.SamplingConfig,
+    api_key: str | None = None,
+    max_requests: int = 0) -> None:
+  """Settles the training requests of a working directory; writes the files.
+
+  Args:
+    workdir: its prepare stage is complete.
+    output: the file of traces; the others are named after it.
+    endpoint: whom to ask.
+    how: the questions are put.
+    config: how long and how fast to ask.
+    api_key: of the endpoint, if it wants one.
+    max_requests: only the first so many; 0 is all.
+
+  Raises:
+    NotComplete: requests are left; what was answered is kept.
+    ValueError: a setting, the working directory or the cache is bad.
+    cache.CacheError: another run works on the same output.
+    OSError: a file can't be written.
+  """
+  if config.max_attempts > 1 and not how.temperature:
+    raise ValueError(
+        f'temperature is 0 and max_attempts {config.max_attempts}: the same '
+        'answer would come again; expected a temperature above 0 or '
+        'max_attempts=1.')
+  if not output.parent.is_dir():
+    raise ValueError(
+        f'output is {output}: {output.parent} is no directory.')
+  count, asked = _questions(workdir, how, max_requests)
+  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
+    outcome = asyncio.run(
+        _sample(config, endpoint, api_key, cache, asked, count))
+  _write(output, outcome, config)
+
+
+def _questions(
+    directory: pathlib.Path, how: questions.QuestionConfig, max_requests: int
+) -> tuple[int, Iterator[questions.Question]]:
+  """How many training requests a working directory has, and the questions."""
+  path = directory / 'config.json'
+  try:
+    config = ml_collections.ConfigDict(
+        json.loads(path.read_text(encoding='utf-8')))
+  except (OSError, ValueError, TypeError) as e:
+    raise ValueError(f'{path}: expected the config of a working directory: '
+                     f'{e}.') from e
+  data = prepare.load(config, directory / 'data')
+  template = prompts.Template(
+      prompts.PromptConfig.from_config(config.prompt), data.tokenizer,
+      data.items, data.semantic_ids, config.data.num_candidates)
+  requests = questions.distinct(
+      data.requests('train')[:max_requests or None], data.items)
+  return len(requests), questions.write(
+      how, requests, template, data.items, data.semantic_ids)
+
+
+async def _sample(
+    config: sampling.SamplingConfig,
+    endpoint: chat.EndpointConfig,
+    api_key: str | None,
+    cache: cache_lib.AnswerCache,
+    asked: Iterator[questions.Question],
+    count: int) -> sampling.Outcome:
+  """Settles the questions, or stops cleanly at SIGINT and SIGTERM."""
+  stop = asyncio.Event()
+  task = asyncio.current_task()
+  signals = []
+
+  def handle(number: signal.Signals) -> None:
+    signals.append(number)
+    if len(signals) > 1:
+      task.cancel()
+    else:
+      logging.warning('%s: waiting for the answers under way; once more drops '
+                      'them.', number.name)
+      stop.set()
+
+  for number in (signal.SIGINT, signal.SIGTERM):
+    asyncio.get_running_loop().add_signal_handler(number, handle, number)
+  async with chat.Client(endpoint, api_key, stop) as client:
+    sampler = sampling.Sampler(config, client, cache, stop)
+    try:
+      outcome = await sampler.run(asked, count)
+    except asyncio.CancelledError:
+      outcome = sampler.outcome
+    logging.info('%d requests to the endpoint, %d failed: %s.', client.tries,
+                 client.failures.total(), dict(client.failures.most_common()))
+  logging.info('%s', outcome.statistics(config))
+  if outcome.error:
+    raise NotComplete(outcome.error)
+  if outcome.settled < count:
+    reasons = collections.Counter(outcome.unsettled.values())
+    if signals:
+      reasons[f'stopped by {signals[0].name}'] = (
+          count - outcome.settled - reasons.total())
+    raise NotComplete(
+        f'{count - outcome.settled} of {count} requests are not settled: '
+        f'{dict(reasons.most_common())}.', 128 + signals[0] if signals else 1)
+  return outcome
+
+
+def _write(output: pathlib.Path, outcome: sampling.Outcome,
+           config: sampling.SamplingConfig) -> None:
+  """Writes the traces, and a report with what was given up."""
+  workdir_lib.write_text(f'{output}.report.json', json.dumps({
+      **outcome.statistics(config),
+      'requests_given_up': list(outcome.given_up.values())}, indent=1) + '\n')
+  # In an order that does not depend on which answer came first.
+  traces = sorted(outcome.traces.values(),
+                  key=lambda line: (line['user'], line['position']))
+  workdir_lib.write_text(output, ''.join(
+      json.dumps(line) + '\n' for line in traces))
+  logging.info('%s: %d traces; %d requests given up, see %s.report.json.',
+               output, len(traces), len(outcome.given_up), output)
