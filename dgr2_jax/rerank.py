@@ -25,6 +25,8 @@ import pathlib
 import sys
 from typing import Any, BinaryIO
 
+import tqdm
+
 # Longer lines are not read: no request of ids needs so much.
 _MAX_LINE = 1 << 20
 _FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
@@ -61,19 +63,26 @@ def main(argv: list[str] | None = None) -> int:
   args = parser.parse_args(argv)
   try:
     return _run(args)
-  except (ValueError, OSError) as e:
-    print(f'error: {e}', file=sys.stderr)
   except KeyboardInterrupt:
     print('error: interrupted; the same command goes on from here.',
           file=sys.stderr)
     return 130
-  return 1
 
 
 def _run(args: argparse.Namespace) -> int:
-  from dgr2_jax.serving import reranker as reranker_lib  # slow: after --help
+  # JAX is slow to import: after --help.
+  from dgr2_jax.training import workdir
+
+  try:
+    return _rerank(args)
+  except (ValueError, OSError, workdir.WorkdirError) as e:
+    print(f'error: {e}', file=sys.stderr)
+    return 1
+
+
+def _rerank(args: argparse.Namespace) -> int:
+  from dgr2_jax.serving import reranker as reranker_lib
   from dgr2_jax.training import logging as metrics_logging
-  import tqdm
 
   if args.batch_size < 1:
     raise ValueError(f'--batch_size={args.batch_size}: expected at least 1')

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
-import ml_collections
 import numpy as np
 import tqdm
 
@@ -35,6 +33,7 @@ from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import workdir as workdir_lib
 
 MODES = ('threshold', 'verify', 'ar')
 
@@ -123,16 +122,11 @@ class Reranker:
       stage: whose weights; None is the recipe's last.
 
     Raises:
-      ValueError: no working directory, no such stage, or not complete.
+      workdir.WorkdirError: it is no working directory.
+      ValueError: no such stage, or not complete.
     """
     workdir = pathlib.Path(workdir).expanduser().absolute()
-    path = workdir / 'config.json'
-    try:
-      config = ml_collections.ConfigDict(
-          json.loads(path.read_text(encoding='utf-8')))
-    except (OSError, ValueError, TypeError) as e:
-      raise ValueError(f'{path}: expected the config of a working directory '
-                       f'({e})') from e
+    config = workdir_lib.read_config(workdir)
     recipe = tuple(config.recipe)
     stage = stage or recipe[-1]
     if stage not in recipe:

@@ -32,6 +32,7 @@ from dgr2_jax.trace_generation import chat
 from dgr2_jax.trace_generation import generation
 from dgr2_jax.trace_generation import questions
 from dgr2_jax.trace_generation import sampling
+from dgr2_jax.training import workdir
 
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'A working directory of dgr2_jax.main, prepared.')
@@ -96,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
   except KeyboardInterrupt:
     _fail('interrupted. The same command goes on.', 130)
   # ValueError covers bad flags and the data's DataError.
-  except (cache.CacheError, ValueError, OSError) as e:
+  except (cache.CacheError, workdir.WorkdirError, ValueError, OSError) as e:
     _fail(str(e))
 
 

@@ -15,7 +15,6 @@ import pathlib
 import signal
 
 from absl import logging
-import ml_collections
 
 from dgr2_jax.data import prepare
 from dgr2_jax.data import prompts
@@ -55,7 +54,8 @@ def generate(
 
   Raises:
     NotComplete: requests are left; what was answered is kept.
-    ValueError: a setting, the working directory or the cache is bad.
+    ValueError: a setting or the cache is bad.
+    workdir.WorkdirError: it is no working directory.
     cache.CacheError: another run works on the same output.
     OSError: a file can't be written.
   """
@@ -78,13 +78,7 @@ def _questions(
     directory: pathlib.Path, how: questions.QuestionConfig, max_requests: int
 ) -> tuple[int, Iterator[questions.Question]]:
   """How many training requests a working directory has, and the questions."""
-  path = directory / 'config.json'
-  try:
-    config = ml_collections.ConfigDict(
-        json.loads(path.read_text(encoding='utf-8')))
-  except (OSError, ValueError, TypeError) as e:
-    raise ValueError(f'{path}: expected the config of a working directory: '
-                     f'{e}.') from e
+  config = workdir_lib.read_config(directory)
   data = prepare.load(config, directory / 'data')
   template = prompts.Template(
       prompts.PromptConfig.from_config(config.prompt), data.tokenizer,

@@ -88,6 +88,21 @@ def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(config.to_dict()))
 
 
+def read_config(directory: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+  """The config that a working directory was started with.
+
+  Raises:
+    WorkdirError: there is none.
+  """
+  path = pathlib.Path(directory).expanduser() / 'config.json'
+  try:
+    return ml_collections.ConfigDict(
+        json.loads(path.read_text(encoding='utf-8')))
+  except (OSError, ValueError, TypeError) as e:
+    raise WorkdirError(f'{path}: expected the config of a working directory '
+                       f'({e}).') from e
+
+
 def _flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
   flat = {}
   for key, value in tree.items():

@@ -22,7 +22,6 @@ from typing import Any
 
 from absl import logging
 import jax
-import ml_collections
 
 from dgr2_jax.data import tokens as tokens_lib
 from dgr2_jax.decoding import block_decoder
@@ -34,6 +33,7 @@ from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.objectives import rewards
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import workdir as workdir_lib
 
 HERE = pathlib.Path(__file__).parent
 AR = 'autoregressive'
@@ -133,13 +133,8 @@ def main() -> None:
   parser.add_argument('--batch_sizes', type=int, nargs='+',
                       default=[1, 8, 32])
   args = parser.parse_args()
-  path = args.workdir / 'config.json'
-  if not path.exists():
-    parser.error(f'--workdir={args.workdir}: no config.json; expected a '
-                 'finished run')
   logging.set_verbosity(logging.INFO)
-  config = ml_collections.ConfigDict(
-      json.loads(path.read_text(encoding='utf-8')))
+  config = workdir_lib.read_config(args.workdir)
   experiment = experiment_lib.Experiment(config, args.workdir.absolute())
   stage = config.recipe[-1]
   params, modes = experiment.restore(stage), modes_of(experiment)

@@ -22,7 +22,6 @@ from typing import Any
 from absl import logging
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from dgr2_jax.decoding import block_decoder
@@ -31,6 +30,7 @@ from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import workdir as workdir_lib
 
 HERE = pathlib.Path(__file__).parent
 NEAR_TIE = 1e-4  # logits
@@ -139,13 +139,8 @@ def main() -> None:
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
   parser.add_argument('--name', required=True)
   args = parser.parse_args()
-  path = args.workdir / 'config.json'
-  if not path.exists():
-    parser.error(f'--workdir={args.workdir}: no config.json; expected a '
-                 'finished run')
   logging.set_verbosity(logging.INFO)
-  config = ml_collections.ConfigDict(
-      json.loads(path.read_text(encoding='utf-8')))
+  config = workdir_lib.read_config(args.workdir)
   experiment = experiment_lib.Experiment(config, args.workdir.absolute())
   stage = config.recipe[-1]
   points = measure(experiment, experiment.restore(stage))

@@ -1,6 +1,6 @@
 r"""OPD and RL on the quickstart, one choice at a time.
 
-    python -m dgr2_jax.main --config=configs/quickstart.py:on_policy \
+    python -m dgr2_jax.main --config=configs/quickstart.py \
         --workdir=BASE
     python experiments/on_policy/run.py --stage=rl --base=BASE --workdir=DIR
 
@@ -90,8 +90,7 @@ VARIANTS = {
 def config_of(base: pathlib.Path, stage: str,
               fields: dict[str, Any]) -> ml_collections.ConfigDict:
   """BASE's config with these fields, and a `stage` that is not selected."""
-  config = ml_collections.ConfigDict(
-      json.loads((base / 'config.json').read_text(encoding='utf-8')))
+  config = workdir_lib.read_config(base)
   config.update_from_flattened_dict(fields)
   # Only the end is validated: the best is what it is, not a lucky step.
   config[stage].update(eval_every=config[stage].steps,
@@ -189,9 +188,6 @@ def main() -> None:
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
   args = parser.parse_args()
   base = args.base.resolve()
-  if not (base / 'config.json').exists():
-    parser.error(f'--base={args.base}: no config.json; run the quickstart '
-                 'there first')
   logging.set_verbosity(logging.INFO)
   logging.use_absl_handler()
   results, starts = {}, {}

@@ -177,7 +177,7 @@ def test_candidates_differ_and_are_new(reranker):
 
 
 def test_what_is_no_working_directory_is_said(tmp_path, workdir):
-  with pytest.raises(ValueError, match='config.json'):
+  with pytest.raises(workdir_lib.WorkdirError, match='config.json'):
     reranker_lib.Reranker.load(tmp_path)
   with pytest.raises(ValueError, match="stage 'cfd' is not in the recipe"):
     reranker_lib.Reranker.load(workdir, 'cfd')
