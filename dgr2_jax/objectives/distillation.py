@@ -230,7 +230,8 @@ def loss(model: transformer.Transformer, params: Any,
     kl = divergence(teacher, student, config.divergence, config.teacher_top_k)
     nats = -jnp.take_along_axis(student, token[..., None], -1)[..., 0]
     if config.elsewhere == 'trusted':
-      nats *= jnp.exp(jnp.take_along_axis(teacher, token[..., None], -1))[..., 0]
+      nats *= jnp.exp(
+          jnp.take_along_axis(teacher, token[..., None], -1)[..., 0])
     return kl, nats
 
   total, metrics = 0., {}

@@ -35,8 +35,8 @@ HINT = (
 _SYSTEM = '''\
 You are an expert in online retail. You are shown what a shopper bought, \
 oldest first, and {count} candidates in the order of a retriever. Put the \
-candidates in a new order, so that what the shopper most likely buys next comes \
-first.
+candidates in a new order, so that what the shopper most likely buys next \
+comes first.
 
 What is known about such shoppers: {hint}
 
