@@ -29,7 +29,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       answer_order='target',  # of requests without a trace
       counterfactuals=0.0,
       # missing='drop' leaves out requests without a trace.
-      traces=dict(path='', missing='template'))
+      traces=dict(path='traces.jsonl', missing='template'))
   c.prompt.trace.grades = False
   c.tokenizer.vocab_size = 1024
   c.canvas.block_size = 32
