@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import collections
 import dataclasses
 import json
+import re
 
 import numpy as np
 
@@ -200,6 +201,76 @@ def dense(
       names.append(tokens.grade(int(trace.grades[position])))
   names.append(tokens.candidate(trace.choice + 1))
   return [tokens.Special(name) for name in names]
+
+
+def readable(names: Sequence[str], config: TraceConfig,
+             num_candidates: int) -> str | None:
+  """A dense trace in words; None if it does not have its form.
+
+  Args:
+    names: tokens of a response before the answer's marker.
+    config: what the trace was to say.
+    num_candidates: C.
+  """
+  left = iter(names)
+
+  def levels() -> list[str]:
+    """One candidate's facts and grade."""
+    if config.show_index:
+      next(left)
+    joined = config.combine_facts and config.facts
+    facts_ = (_inside(next(left)).split(' ') if joined
+              else [_inside(next(left)) for _ in config.facts])
+    words = [_level(fact, name) for fact, name in zip(
+        facts_, config.facts, strict=True)]
+    if config.grades:
+      words.append('grade ' + _level_of(_inside(next(left)), 'grade'))
+    return words
+
+  try:
+    sentences = [f'{_OPENING[part]}: {_attribute(next(left))}.'
+                 for part in config.pattern]
+    for position in range(num_candidates):
+      if words := levels():
+        sentences.append(f'Candidate {position + 1}: {", ".join(words)}.')
+    choice = int(_inside(next(left)).removeprefix('c'))
+  except (StopIteration, ValueError):
+    return None
+  if next(left, None) is not None or not 1 <= choice <= num_candidates:
+    return None
+  return ' '.join([*sentences, f'Candidate {choice} fits best.'])
+
+
+_OPENING = {
+    'last_category': 'Latest purchase',
+    'frequent_category': 'Bought most',
+    'brand': 'Leading brand',
+    'wanted_category': 'Would come next'}
+
+
+def _inside(name: str) -> str:
+  """What stands between <| and |>."""
+  if not (name.startswith('<|') and name.endswith('|>')):
+    raise ValueError(name)
+  return name[2:-2]
+
+
+def _attribute(name: str) -> str:
+  """A category or brand token in words: its value, or 'other brand'."""
+  _, colon, value = _inside(name).partition(': ')
+  return value if colon else _inside(name).replace('_', ' ')
+
+
+def _level_of(fact: str, name: str) -> str:
+  """The level in `name_3`."""
+  if not re.fullmatch(rf'{name}_[0-9]+', fact):
+    raise ValueError(fact)
+  return fact[len(name) + 1:]
+
+
+def _level(fact: str, name: str) -> str:
+  most = facts.FACTS[facts.index(name)].levels - 1
+  return f'{_PHRASES[name]} {_level_of(fact, name)} of {most}'
 
 
 def prose(

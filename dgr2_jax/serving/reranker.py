@@ -28,6 +28,7 @@ from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import retrieval
+from dgr2_jax.data import traces
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import responses
@@ -297,12 +298,17 @@ class Reranker:
     parse = self._experiment.parser.strict(tokens)
     order = parse.order or range(self.num_candidates)
     decode = self._experiment.data.tokenizer.decode
+    texts = [decode([int(token)]) for token in tokens]
+    explanation = parse.explanation
+    if self._experiment.candidate_ids() and parse.answer_start:  # compact
+      explanation = traces.readable(
+          texts[:parse.answer_start - 1], self._template.config.trace,
+          self.num_candidates) or explanation
     return Reranking(
         ranking=tuple(self._item_ids[request.candidates[i]] for i in order),
         valid=parse.failure == parsing.VALID, failure=parse.failure,
-        explanation=parse.explanation, forwards=int(calls),
-        trace=tuple(Token(decode([int(t)]), int(c))
-                    for t, c in zip(tokens, call)))
+        explanation=explanation, forwards=int(calls),
+        trace=tuple(Token(text, int(c)) for text, c in zip(texts, call)))
 
 
 def _as_float(number: float) -> float:

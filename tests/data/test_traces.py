@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -109,3 +110,49 @@ def test_target_first():
   candidates = np.array([7, 3, 9, 4])
   assert traces.target_first(candidates, 9).tolist() == [2, 0, 1, 3]
   assert traces.target_first(candidates, 5).tolist() == [0, 1, 2, 3]
+
+
+def _dense(trace, **changes):
+  config = traces.TraceConfig(**{**dict(
+      pattern=('last_category', 'brand'), facts=('brand', 'follows'),
+      combine_facts=True, show_index=False, grades=True), **changes})
+  known = {'<|category: Root > Shampoo|>', '<|brand: A|>'}
+  return config, [p.name for p in traces.dense(trace, config, known)]
+
+
+def test_dense_form_in_words():
+  trace = dataclasses.replace(
+      _build([0, 4], _levels(follows=[1, 3, 0], brand=[0, 2, 1])),
+      grades=np.array([4, 0, 1]))
+  config, names = _dense(trace)
+  assert traces.readable(names, config, 3) == (
+      'Latest purchase: Root > Shampoo. Leading brand: A. '
+      'Candidate 1: by a brand of the history 0 of 3, of a type that usually '
+      'comes next 1 of 5, grade 4. '
+      'Candidate 2: by a brand of the history 2 of 3, of a type that usually '
+      'comes next 3 of 5, grade 0. '
+      'Candidate 3: by a brand of the history 1 of 3, of a type that usually '
+      'comes next 0 of 5, grade 1. Candidate 2 fits best.')
+  rare = dataclasses.replace(trace, brand='Z', last_category=())
+  assert 'Latest purchase: no category. Leading brand: other brand.' in (
+      traces.readable(_dense(rare)[1], config, 3))
+
+
+@pytest.mark.parametrize('changes', [
+    dict(combine_facts=False), dict(show_index=True), dict(grades=False),
+    dict(facts=(), pattern=())])
+def test_every_dense_form_has_words_and_nothing_else_does(changes):
+  trace = dataclasses.replace(
+      traces.build(ITEMS, np.array([0, 4]), np.array([0, 5, 1]),
+                   _levels(follows=[1, 3, 0]), 2,
+                   changes.get('facts', ('brand', 'follows'))),
+      grades=np.array([4, 0, 1]))
+  config, names = _dense(trace, **changes)
+  words = traces.readable(names, config, 3)
+  assert words.endswith('Candidate 3 fits best.')
+  assert ('grade 4' in words) == config.grades
+  for cut in range(len(names)):
+    assert traces.readable(names[:cut], config, 3) is None
+  assert traces.readable([*names, '<|c1|>'], config, 3) is None
+  for broken in ('', 'x', '<|c9|>', '<|c|>', '<|grade_x|>'):
+    assert traces.readable([*names[:-1], broken], config, 3) is None
