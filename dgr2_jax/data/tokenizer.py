@@ -37,6 +37,8 @@ class Tokenizer:
     pad_id: fills prompts up.
     eos_id: ends a response.
     banned: bool [V], ids that are never sampled: mask, padding, unused rows.
+    new_ids: those of the special tokens that the vocabulary didn't have, in
+      order.
   """
 
   def __init__(
@@ -76,6 +78,7 @@ class Tokenizer:
     for name in (tokens.PAD, tokens.EOS):
       if name not in self._ids:
         raise ValueError(f'The vocabulary lacks {name}.')
+    self.new_ids = [i for name, i in self._ids.items() if name not in self._own]
     self._names = {i: name for name, i in self._ids.items()}
     used.update(self._names)
     self.vocab_size = -(-(max(used) + 1) // pad_to) * pad_to
