@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -132,6 +133,22 @@ class Tokenizer:
       temporary = directory / f'{name}.tmp'
       temporary.write_text(content, encoding='utf-8')
       os.replace(temporary, directory / name)
+
+  def huggingface_files(self) -> dict[str, dict[str, Any]]:
+    """The files of a Hugging Face directory, by name, as JSON.
+
+    There, text that spells a special token does become that token.
+    """
+    content = json.loads(self._text.to_str())
+    flags = dict(single_word=False, lstrip=False, rstrip=False,
+                 normalized=False, special=True)
+    content['added_tokens'] = [
+        {'id': i, 'content': name, **flags}
+        for i, name in sorted(self._names.items())]
+    return {'tokenizer.json': content,
+            'tokenizer_config.json': {
+                'tokenizer_class': 'PreTrainedTokenizerFast',
+                'eos_token': tokens.EOS, 'pad_token': tokens.PAD}}
 
 
 def load(directory: str | os.PathLike) -> Tokenizer:

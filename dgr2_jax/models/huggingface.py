@@ -150,7 +150,8 @@ def read_config(directory: str | pathlib.Path) -> transformer.ModelConfig:
       fields['head_dim'] = fields['width'] // fields['num_heads']
   problems = [f'{keys[field]} is missing' for field, value in fields.items()
               if value is None]
-  problems += _unsupported(content)
+  if not problems:
+    problems += _unsupported(content)
   if problems:
     raise ValueError(f'{path}: ' + '; '.join(problems) + '.')
   try:
@@ -171,12 +172,13 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
       yield f"{key} has type {kind!r}, only 'default' is supported"
     if rope.get('partial_rotary_factor', 1.) != 1.:
       yield f'{key} has a partial_rotary_factor, only 1.0 is supported'
-  # Sliding windows begin at layer max_window_layers, where they are on at all.
-  full = content.get('max_window_layers', 0)
-  sliding = (content.get('use_sliding_window') and content.get('sliding_window')
-             and full < content.get('num_hidden_layers', 0))
-  kinds = set(content.get('layer_types') or ['full_attention'])
-  if sliding or kinds != {'full_attention'}:
+  if kinds := content.get('layer_types'):
+    sliding = set(kinds) != {'full_attention'}
+  else:
+    sliding = (
+        content.get('use_sliding_window') and content.get('sliding_window')
+        and content.get('max_window_layers', 0) < content['num_hidden_layers'])
+  if sliding:
     yield 'sliding-window layers are on, only full attention is supported'
 
 

@@ -21,7 +21,6 @@ import shutil
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -38,36 +37,17 @@ _DTYPES = ('F32', 'F16', 'BF16')
 _DERIVED = re.compile(r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq')
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tensor:
-  """What a stored tensor holds: a parameter, or one layer of it.
-
-  Attributes:
-    path: of the parameter, 'layers/query'.
-    layer: its index on the first axis; None outside the layers.
-    layout: of the parameter without that axis.
-    shape: likewise.
-  """
-  path: str
-  layer: int | None
-  layout: huggingface.Layout
-  shape: tuple[int, ...]
-
-
-def _tensors(config: transformer.ModelConfig) -> dict[str, _Tensor]:
-  """Every tensor of a checkpoint by its name, layer by layer."""
-  flat = {_path_name(path): leaf.shape for path, leaf in
-          jax.tree_util.tree_leaves_with_path(transformer.abstract_params(config))}
-  outer, inner = {}, {}
-  for path, shape in flat.items():
-    name, layout = huggingface.TENSORS[path]
-    if '{}' not in name:
-      outer[name] = _Tensor(path, None, layout, shape)
-      continue
-    for layer in range(shape[0]):
-      inner[name.format(layer)] = _Tensor(path, layer, layout, shape[1:])
-  by_layer = sorted(inner.items(), key=lambda item: item[1].layer)
-  return outer | dict(by_layer)
+def _tensors(
+    config: transformer.ModelConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+  """By tensor name: a parameter's path, and the layer if it holds only one."""
+  names = {path: huggingface.TENSORS[path][0]
+           for path in _flat(transformer.abstract_params(config))}
+  tensors = {name: (path, ()) for path, name in names.items()
+             if '{}' not in name}
+  for layer in range(config.num_layers):
+    tensors |= {name.format(layer): (path, (layer,))
+                for path, name in names.items() if '{}' in name}
+  return tensors
 
 
 def load(directory: str | os.PathLike[str], config: transformer.ModelConfig,
@@ -78,8 +58,7 @@ def load(directory: str | os.PathLike[str], config: transformer.ModelConfig,
     directory: holds config.json and safetensors files.
     config: `huggingface.read_config` of it; its `param_dtype` is that of the
       result, whatever is stored.
-    shardings: a sharding for every parameter, as the parameters
-      have them.
+    shardings: one for every parameter.
 
   Returns:
     The parameters, each in its sharding.
@@ -98,12 +77,11 @@ def load(directory: str | os.PathLike[str], config: transformer.ModelConfig,
 
       def read(index):
         if '{}' not in name:
-          x = layout.read(stored[name], leaf.shape, index)
-        else:
-          x = np.stack([
-              layout.read(stored[name.format(layer)], leaf.shape[1:], index[1:])
-              for layer in range(*index[0].indices(leaf.shape[0]))])
-        return x.astype(leaf.dtype)
+          return layout.read(stored[name], leaf.shape, index).astype(leaf.dtype)
+        return np.stack([
+            layout.read(stored[name.format(layer)], leaf.shape[1:], index[1:])
+            for layer in range(*index[0].indices(leaf.shape[0]))],
+                        dtype=leaf.dtype, casting='unsafe')
 
       # One shard after the other: no more than that is held on the host.
       shards = [
@@ -112,7 +90,8 @@ def load(directory: str | os.PathLike[str], config: transformer.ModelConfig,
       return jax.make_array_from_single_device_arrays(
           leaf.shape, sharding, shards)
 
-    return jax.tree.map_with_path(place, transformer.abstract_params(config), shardings)
+    return jax.tree.map_with_path(
+        place, transformer.abstract_params(config), shardings)
 
 
 def _open(directory: pathlib.Path,
@@ -138,14 +117,15 @@ def _open(directory: pathlib.Path,
 def _check(directory: pathlib.Path, stored: Mapping[str, Any],
            config: transformer.ModelConfig) -> None:
   """Compares the tensors that are there with those that should be."""
-  wanted = _tensors(config)
+  wanted, params = _tensors(config), _flat(transformer.abstract_params(config))
   problems = []
-  for name, tensor in wanted.items():
+  for name, (path, layer) in wanted.items():
     if name not in stored:
       problems.append(f'{name}: missing')
       continue
+    _, layout = huggingface.TENSORS[path]
+    expected = layout.stored_shape(params[path].shape[len(layer):])
     shape = tuple(stored[name].get_shape())
-    expected = tensor.layout.stored_shape(tensor.shape)
     if shape != expected:
       problems.append(f'{name}: shape {shape}, expected {expected}')
     dtype = stored[name].get_dtype()
@@ -166,6 +146,7 @@ def save(directory: str | os.PathLike[str], params: Any,
          config: transformer.ModelConfig,
          vocabulary: vocabulary_lib.Vocabulary,
          canvas: canvas_lib.CanvasConfig, max_positions: int,
+         files: Mapping[str, Any] | None = None,
          max_shard_bytes: int = 5 * 10 ** 9) -> None:
   """Writes a checkpoint that `transformers` reads as a causal model.
 
@@ -180,6 +161,7 @@ def save(directory: str | os.PathLike[str], params: Any,
     vocabulary: its special ids.
     canvas: block size and rules that the parameters were trained for.
     max_positions: the longest sequence that a server should accept.
+    files: more JSON files by their names, such as the tokenizer's.
     max_shard_bytes: a file is no larger, unless one tensor is.
 
   Raises:
@@ -196,11 +178,12 @@ def save(directory: str | os.PathLike[str], params: Any,
               'mask_token_id': vocabulary.mask_id}},
       'generation_config.json': {
           'eos_token_id': vocabulary.eos_id,
-          'suppress_tokens': list(vocabulary.banned)}}
+          'suppress_tokens': list(vocabulary.banned)},
+      **(files or {})}
   partial = directory.with_name(f'.{directory.name}.{os.getpid()}.partial')
   partial.mkdir(parents=True)
   try:
-    _write_tensors(partial, params, _tensors(config), max_shard_bytes)
+    _write_tensors(partial, params, config, max_shard_bytes)
     for name, content in contents.items():
       _write_json(partial / name, content)
     os.rename(partial, directory)
@@ -209,34 +192,29 @@ def save(directory: str | os.PathLike[str], params: Any,
 
 
 def _write_tensors(directory: pathlib.Path, params: Any,
-                   tensors: Mapping[str, _Tensor],
+                   config: transformer.ModelConfig,
                    max_shard_bytes: int) -> None:
-  flat = {_path_name(path): leaf for path, leaf in
-          jax.tree_util.tree_leaves_with_path(params)}
+  """Writes one file, or several and their index."""
+  tensors, flat = _tensors(config), _flat(params)
+  sizes = {name: flat[path].nbytes // (flat[path].shape[0] if layer else 1)
+           for name, (path, layer) in tensors.items()}
 
-  def fetch(tensor: _Tensor) -> np.ndarray:
-    x = flat[tensor.path]
-    x = x if tensor.layer is None else x[tensor.layer]
-    return tensor.layout.store(np.asarray(x))
+  def fetch(path, layer):
+    return huggingface.TENSORS[path][1].store(np.asarray(flat[path][layer]))
 
-  def size(tensor: _Tensor) -> int:
-    return (np.prod(tensor.shape, dtype=int)
-            * jnp.dtype(flat[tensor.path].dtype).itemsize)
-
-  shards = list(_shards({name: int(size(tensor))
-                         for name, tensor in tensors.items()}, max_shard_bytes))
+  shards = list(_shards(sizes, max_shard_bytes))
   weight_map = {}
   for number, names in enumerate(shards, 1):
     file = (_SINGLE if len(shards) == 1
             else f'model-{number:05}-of-{len(shards):05}.safetensors')
     safetensors.numpy.save_file(
-        {name: fetch(tensors[name]) for name in names}, directory / file,
+        {name: fetch(*tensors[name]) for name in names}, directory / file,
         metadata={'format': 'pt'})  # transformers asks for it
     weight_map |= dict.fromkeys(names, file)
   if len(shards) > 1:
-    total = sum(map(int, map(size, tensors.values())))
     _write_json(directory / _INDEX, {
-        'metadata': {'total_size': total}, 'weight_map': weight_map})
+        'metadata': {'total_size': sum(sizes.values())},
+        'weight_map': weight_map})
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
@@ -253,6 +231,12 @@ def _shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
 
 def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
   path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+
+
+def _flat(params: Any) -> dict[str, Any]:
+  """Parameters by their paths."""
+  return {_path_name(path): leaf
+          for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def _path_name(path: tuple[Any, ...]) -> str:
