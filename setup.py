@@ -46,7 +46,8 @@ setuptools.setup(
             'safetensors>=0.4.5',
         ],
         # Live comparisons with PyTorch; without it tests read stored figures.
-        'parity': ['gguf>=0.10', 'torch>=2.4', 'transformers>=4.51'],
+        'parity': ['accelerate>=1.0', 'gguf>=0.10', 'torch>=2.4',
+                   'transformers>=4.51'],
     },
     classifiers=[
         'Programming Language :: Python :: 3.11',

