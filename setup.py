@@ -40,13 +40,17 @@ setuptools.setup(
         'tpu': ['jax[tpu]>=0.8.0'],
         'cuda': ['jax[cuda12]>=0.8.0'],
         'traces': ['httpx2>=2.0'],
-        'hf': ['safetensors>=0.4', 'transformers>=4.51'],
+        'hf': ['safetensors>=0.4.5'],
         'test': [
             'httpx2>=2.0',
             'hypothesis>=6.100',
             'pytest>=8.0',
             'ranx>=0.3.20',
+            'safetensors>=0.4.5',
         ],
+        # Live comparisons with PyTorch; without it tests read stored figures.
+        'parity': ['accelerate>=1.0', 'gguf>=0.10', 'torch>=2.4',
+                   'transformers>=4.51'],
     },
     classifiers=[
         'Programming Language :: Python :: 3.11',

@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -37,6 +38,8 @@ class Tokenizer:
     pad_id: fills prompts up.
     eos_id: ends a response.
     banned: bool [V], ids that are never sampled: mask, padding, unused rows.
+    new_ids: those of the special tokens that the vocabulary didn't have, in
+      order.
   """
 
   def __init__(
@@ -76,6 +79,7 @@ class Tokenizer:
     for name in (tokens.PAD, tokens.EOS):
       if name not in self._ids:
         raise ValueError(f'The vocabulary lacks {name}.')
+    self.new_ids = [i for name, i in self._ids.items() if name not in self._own]
     self._names = {i: name for name, i in self._ids.items()}
     used.update(self._names)
     self.vocab_size = -(-(max(used) + 1) // pad_to) * pad_to
@@ -129,6 +133,22 @@ class Tokenizer:
       temporary = directory / f'{name}.tmp'
       temporary.write_text(content, encoding='utf-8')
       os.replace(temporary, directory / name)
+
+  def huggingface_files(self) -> dict[str, dict[str, Any]]:
+    """The files of a Hugging Face directory, by name, as JSON.
+
+    There, text that spells a special token does become that token.
+    """
+    content = json.loads(self._text.to_str())
+    flags = dict(single_word=False, lstrip=False, rstrip=False,
+                 normalized=False, special=True)
+    content['added_tokens'] = [
+        {'id': i, 'content': name, **flags}
+        for i, name in sorted(self._names.items())]
+    return {'tokenizer.json': content,
+            'tokenizer_config.json': {
+                'tokenizer_class': 'PreTrainedTokenizerFast',
+                'eos_token': tokens.EOS, 'pad_token': tokens.PAD}}
 
 
 def load(directory: str | os.PathLike) -> Tokenizer:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -225,3 +226,8 @@ def init(config: ModelConfig, key: jax.Array) -> Any:
 
   return Transformer(config).init(
       key, tokens, tokens, attention, method='hidden')['params']
+
+
+def abstract_params(config: ModelConfig) -> Any:
+  """Shapes and dtypes of the parameters."""
+  return jax.eval_shape(functools.partial(init, config), jax.random.key(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -19,6 +20,7 @@ from dgr2_jax.data import prompts
 from dgr2_jax.data import tokens
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import huggingface
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.training import checkpoints as checkpoints_lib
@@ -59,19 +61,50 @@ class Experiment:
         size=tokenizer.vocab_size, mask_id=tokenizer.mask_id,
         eos_id=tokenizer.eos_id,
         banned=tuple(np.flatnonzero(tokenizer.banned).tolist()))
-    self.model = transformer.Transformer(transformer.ModelConfig(
-        vocab_size=tokenizer.vocab_size, **config.model))
+    self.model = transformer.Transformer(huggingface.model_config(
+        config.model, tokenizer.vocab_size))
     self.parser = parsing.Parser(
         tokenizer, config.prompt.response_format, config.data.num_candidates)
 
   def initial_params(self) -> Any:
-    """Random parameters, on the mesh."""
+    """Those of `config.model.huggingface` or random ones, on the mesh."""
+    if directory := self.config.model.get('huggingface'):
+      return self._pretrained_params(directory)
     init = functools.partial(transformer.init, self.model.config)
-    key = jax.random.key(self.config.seed)
-    shardings = sharding.param_shardings(
-        self.mesh, jax.eval_shape(init, key), transformer.RULES)
     with jax.set_mesh(self.mesh):
-      return jax.jit(init, out_shardings=shardings)(key)
+      return jax.jit(init, out_shardings=self._shardings(self.model.config))(
+          jax.random.key(self.config.seed))
+
+  def _pretrained_params(self, directory: str) -> Any:
+    """A checkpoint's parameters, with rows for the tokens it doesn't know."""
+    # Its dependency is optional.
+    from dgr2_jax.models import huggingface_weights
+
+    rows = huggingface.read_config(directory).vocab_size
+    tokenizer = self.data.tokenizer
+    known = np.setdiff1d(np.flatnonzero(~tokenizer.banned), tokenizer.new_ids)
+    if known[-1] >= rows:
+      raise ValueError(
+          f'config.tokenizer.path has a token of id {known[-1]}, but '
+          f'config.model.huggingface={directory} only {rows} rows: expected '
+          'the tokenizer of that model.')
+    stored = dataclasses.replace(self.model.config, vocab_size=rows)
+    params = huggingface_weights.load(
+        directory, stored, self._shardings(stored))
+    resize = functools.partial(
+        vocabulary_lib.resize, size=tokenizer.vocab_size,
+        new=tokenizer.new_ids, known=known,
+        key=jax.random.key(self.config.seed))
+    tables, shardings = (
+        {k: v for k, v in tree.items() if k in vocabulary_lib.TABLES}
+        for tree in (params, self._shardings(self.model.config)))
+    with jax.set_mesh(self.mesh):
+      return params | jax.jit(resize, out_shardings=shardings)(tables)
+
+  def _shardings(self, config: transformer.ModelConfig) -> Any:
+    """Where the parameters of a model live."""
+    return sharding.param_shardings(
+        self.mesh, transformer.abstract_params(config), transformer.RULES)
 
   def restore(self, stage: str) -> Any:
     """The best parameters that a complete stage left."""
@@ -80,14 +113,10 @@ class Experiment:
       raise MissingStageError(
           f'{self.workdir / "checkpoints" / stage} holds no complete stage; '
           f'run --stage={stage} first, or all stages without --stage')
-    abstract = jax.eval_shape(
-        functools.partial(transformer.init, self.model.config),
-        jax.random.key(0))
-    shardings = sharding.param_shardings(self.mesh, abstract,
-                                         transformer.RULES)
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        abstract, shardings)
+        transformer.abstract_params(self.model.config),
+        self._shardings(self.model.config))
     return checkpoints.restore_best(abstract)[1]
 
   def before(self, stage: str) -> str:

@@ -92,17 +92,11 @@ def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
 def add_mask_token(params: Any, vocabulary: vocabulary_lib.Vocabulary,
                    key: jax.Array) -> Any:
-  """Sets the mask's embedding to the mean used row plus a tenth of its noise.
-
-  An untrained row of another scale makes gradients explode.
-  """
-  embedding = params['embedding']
+  """Starts the mask's embedding from the mean used row."""
   used = np.ones(vocabulary.size, bool)
   used[list(vocabulary.banned)] = False
-  rows_ = embedding[np.flatnonzero(used)]
-  noise = jax.random.normal(key, embedding.shape[1:], embedding.dtype)
-  row = rows_.mean(0) + .1 * rows_.std(0) * noise
-  return {**params, 'embedding': embedding.at[vocabulary.mask_id].set(row)}
+  return {**params, 'embedding': vocabulary_lib.start_rows(
+      params['embedding'], [vocabulary.mask_id], np.flatnonzero(used), key)}
 
 
 def cft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
+import importlib.util
 import math
 import re
 from typing import Any
@@ -21,7 +22,7 @@ from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas
-from dgr2_jax.models import transformer
+from dgr2_jax.models import huggingface
 from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import distillation
 from dgr2_jax.objectives import policy
@@ -158,8 +159,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       ('prompt', prompts.PromptConfig.from_config),
       ('canvas', lambda section: canvas.CanvasConfig(**section)),
       ('evaluate', lambda section: verification.DraftConfig(**section.verify)),
-      ('model', lambda section: transformer.ModelConfig(
-          vocab_size=1, **section))):
+      ('model', lambda section: huggingface.model_config(
+          section, vocab_size=1))):
     if name in config:
       try:
         build(config[name])
@@ -295,6 +296,15 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
           f'divide the {length} tokens of a response: prompt.max_response='
           f'{prompt.max_response} rounded up to prompt.pad_multiple='
           f'{prompt.pad_multiple}.')
+  if config.get('model', {}).get('huggingface'):
+    kind = config.get('tokenizer', {}).get('kind')
+    if kind != 'huggingface':
+      raise ValueError(f'config.tokenizer.kind is {kind!r}: expected '
+                       "'huggingface' with model.huggingface, whose rows are "
+                       "those of its own tokenizer's ids.")
+    if importlib.util.find_spec('safetensors') is None:
+      raise ValueError('config.model.huggingface needs the package safetensors:'
+                       " pip install 'dgr2_jax[hf]'.")
   block_causal = config.get('canvas', {}).get('clean_stream') == 'block_causal'
   if block_causal and config.get('opd', {}).get('teacher') == 'self':
     raise ValueError(
