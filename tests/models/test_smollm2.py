@@ -19,6 +19,7 @@ import pytest
 from dgr2_jax.data import tokenizer as tokenizer_lib
 from dgr2_jax.data import tokens
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
@@ -72,7 +73,7 @@ def test_greedy_decoding_equals_transformers(tmp_path):
       transformer.Transformer(dataclasses.replace(
           config, vocab_size=tokenizer.vocab_size)),
       params, jnp.array([prompt]), jnp.array([len(prompt)]), jnp.array([0]),
-      jax.random.key(0), 1., vocabulary=vocabulary,
+      jax.random.key(0), commit.Threshold(1.), vocabulary=vocabulary,
       canvas=canvas_lib.AUTOREGRESSIVE,
       config=block_decoder.DecodeConfig(max_response=LENGTH))
   length = int(rollout.length[0, 0])

@@ -15,6 +15,7 @@ from dgr2_jax.data import prepare
 from dgr2_jax.data import tokenizer as tokenizer_lib
 from dgr2_jax.data import tokens
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import huggingface
 from dgr2_jax.models import huggingface_weights
@@ -160,7 +161,8 @@ def test_transformers_decodes_the_same(experiment, exported):
   rollout = block_decoder.decode(
       transformer.Transformer(experiment.model.config), params,
       jnp.asarray(ids), jnp.asarray(prompt['prompt_length']),
-      jnp.asarray(prompt['example_id']), jax.random.key(0), 1.,
+      jnp.asarray(prompt['example_id']), jax.random.key(0),
+      commit.Threshold(1.),
       vocabulary=experiment.vocabulary, canvas=canvas_lib.AUTOREGRESSIVE,
       config=block_decoder.DecodeConfig(
           max_response=24, max_denoising_steps=24))
