@@ -39,6 +39,7 @@ setuptools.setup(
         'tpu': ['jax[tpu]>=0.8.0'],
         'cuda': ['jax[cuda12]>=0.8.0'],
         'hf': ['safetensors>=0.4', 'transformers>=4.51'],
+        'encoder': ['torch>=2.4', 'transformers>=4.56'],
         'test': [
             'hypothesis>=6.100',
             'pytest>=8.0',
