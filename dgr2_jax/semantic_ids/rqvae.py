@@ -42,7 +42,8 @@ class RqVaeConfig:
     codes: K.
     seed: of the weights, the clustering, the batches and a random last level.
     hidden: widths of the encoder's hidden layers; the decoder mirrors them.
-    latent: D.
+    latent: D; small, for each level shrinks the residual by about K^(-1/D),
+      and near-duplicates are told apart by what the last one still resolves.
     init: codebooks start from 'kmeans' (k-means++ on residuals, level by
       level) or at 'random'.
     codebook: codes follow moving averages, 'ema', or the 'gradient'.
@@ -61,7 +62,7 @@ class RqVaeConfig:
   codes: int
   seed: int
   hidden: tuple[int, ...] = (256,)
-  latent: int = 32
+  latent: int = 4
   init: str = 'kmeans'
   codebook: str = 'ema'
   decay: float = .99
@@ -69,9 +70,9 @@ class RqVaeConfig:
   commitment_weight: float = .25
   diversity_weight: float = .1
   last_level: str = last_level.COLLISION_AWARE
-  batch_size: int = 1024
-  steps: int = 1000
-  learning_rate: float = 1e-3
+  batch_size: int = 512
+  steps: int = 600
+  learning_rate: float = 3e-3
   warmup_steps: int = 50
   schedule: str = 'cosine'
   weight_decay: float = 0.
