@@ -179,11 +179,9 @@ def train(model: rqvae.RqVae, params: Any, embeddings: np.ndarray) -> Any:
   """
   config = model.config
   optimizer = optimizer_lib.make_optimizer(config)
-  step_fn = jax.jit(make_step(model, optimizer), donate_argnums=0)
-  # Jitted, it copies the parameters: a step donates its state.
-  state = jax.jit(lambda params: State(
-      params, optimizer.init(params),
-      rqvae.initial_usage(params['codebooks'])))(params)
+  step_fn = jax.jit(make_step(model, optimizer))
+  state = State(params, optimizer.init(params),
+                rqvae.initial_usage(params['codebooks']))
   every = -(-config.steps // _LOGS)
   for step, rows in enumerate(_batches(len(embeddings), config), 1):
     state, terms = step_fn(state, embeddings[rows])
