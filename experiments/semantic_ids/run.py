@@ -5,8 +5,8 @@ r"""Semantic ids of Amazon Beauty: one choice at a time.
 trains an RQ-VAE for every variant on the texts of items.jsonl, and writes
 semantic_ids.json and semantic_ids.md beside this file, next to residual k-means
 and, where the directory has them, the ids published with LETTER. With
---embeddings=FILE.npy, or a sentence encoder's directory, it takes these for
-TF-IDF and --name=NAME writes NAME.json and NAME.md.
+--embeddings=FILE.npy, or a sentence encoder's directory, these take the place
+of TF-IDF, and --name=NAME writes NAME.json and NAME.md.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _KMEANS = _PLAIN | dict(init='kmeans')
 _EMA = _KMEANS | dict(codebook='ema')
 _RESET = {k: v for k, v in _EMA.items() if k != 'reset_after'}
 _DIVERSE = {k: v for k, v in _RESET.items() if k != 'diversity_weight'}
+DEFAULT = '+ collision-aware last level instead: the default'
 VARIANTS = {
     'random init, gradient codebooks': _PLAIN,
     'k-means init': _KMEANS,
@@ -50,8 +51,9 @@ VARIANTS = {
     '+ dead-code reset': _RESET,
     '+ diversity loss': _DIVERSE,
     '+ random last level': _DIVERSE | dict(last_level='random'),
-    '+ collision-aware last level': _DIVERSE | dict(
-        last_level='collision_aware'),
+    DEFAULT: {},
+    'the default with a latent of 8': dict(latent=8),
+    'the default with a latent of 32': dict(latent=32),
 }
 # GR2 (arXiv 2602.07774): uniqueness without and with one choice, as published.
 PAPER = (('EMA codebooks', '31.3 % -> 97.5 %'),
@@ -61,12 +63,12 @@ PAPER = (('EMA codebooks', '31.3 % -> 97.5 %'),
 
 def measure(
     items: list[interactions.Item], embeddings: np.ndarray
-) -> tuple[dict[str, Any], np.ndarray]:
-  """Trains every variant: its figures by name, and the last one's ids.
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Trains every variant: figures and ids by name.
 
   Variants that differ in the last level only are one training.
   """
-  rows, trained = {}, {}
+  rows, ids, trained = {}, {}, {}
   for name, fields in VARIANTS.items():
     logging.info('Variant: %s.', name)
     config = rqvae.RqVaeConfig.from_config(
@@ -84,7 +86,8 @@ def measure(
         'settings': dataclasses.asdict(config), 'cpu_seconds': seconds,
         **quality.report(fitted.ids, config.codes, items, fitted.nearest),
         'reconstruction': fitted.reconstruction}
-  return rows, fitted.ids
+    ids[name] = fitted.ids
+  return rows, ids
 
 
 def clustered(items: list[interactions.Item], embeddings: np.ndarray,
@@ -174,7 +177,7 @@ def table(results: dict[str, Any]) -> str:
             'with one choice, of other embeddings, not measured here.', '',
             '| choice | uniqueness |', '|---|---|',
             *(f'| {name} | {figures} |' for name, figures in PAPER), '',
-            'Items with the longest shared prefixes (last variant):', '']
+            f'Items with the longest shared prefixes ({DEFAULT}):', '']
   for example in results['examples']:
     lines.append(f'- {example["id"]} {example["title"]}')
     lines += [f'    - {other["id"]} {other["title"]}'
@@ -209,7 +212,7 @@ def main() -> None:
       'items': len(items), 'embeddings': source.kind,
       'distinct': len(np.unique(embeddings.round(6), axis=0)),
       'environment': environment(), 'rows': rows,
-      'examples': examples(items, ids, 5)}
+      'examples': examples(items, ids[DEFAULT], 5)}
   text = table(results)
   (HERE / f'{args.name}.json').write_text(json.dumps(results, indent=1) + '\n')
   (HERE / f'{args.name}.md').write_text(text)
