@@ -6,8 +6,8 @@
 
 This is its own loop, not `training.loop`: moving averages and resets are no
 gradient updates, and it runs within `prepare`, which builds its files whole or
-not at all, so that checkpoints would not be kept. It takes about a minute for
-ten thousand items on a CPU core.
+not at all, so that checkpoints would not be kept. Twelve thousand items take
+about 15 seconds of a CPU core (experiments/semantic_ids).
 """
 
 from __future__ import annotations
