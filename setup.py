@@ -41,6 +41,7 @@ setuptools.setup(
         'cuda': ['jax[cuda12]>=0.8.0'],
         'traces': ['httpx2>=2.0'],
         'hf': ['safetensors>=0.4.5'],
+        'encoder': ['torch>=2.4', 'transformers>=4.56'],
         'test': [
             'httpx2>=2.0',
             'hypothesis>=6.100',

@@ -33,6 +33,14 @@ def test_published_summaries_are_of_the_published_reports(path):
   assert path.read_text(encoding='utf-8') == SEEDS['summary'](path.parent)
 
 
+def test_published_semantic_ids_are_of_the_published_measurements():
+  folder = ROOT / 'experiments' / 'semantic_ids'
+  table = runpy.run_path(str(folder / 'run.py'))['table']
+  text = (folder / 'semantic_ids.md').read_text(encoding='utf-8')
+  assert text == table(json.loads(
+      (folder / 'semantic_ids.json').read_text(encoding='utf-8')))
+
+
 def test_summary_of_two_made_up_seeds(tmp_path):
   for seed, cft in enumerate((.35, .45)):
     folder = tmp_path / f'seed{seed}'

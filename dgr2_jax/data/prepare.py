@@ -5,6 +5,7 @@
     DIR/data/items.jsonl           the catalogue, in the neutral format
     DIR/data/purchases.npz         users and their sequences
     DIR/data/semantic_ids.npy      int32 [I, levels]
+    DIR/data/semantic_ids.json     what made them, and how good they are
     DIR/data/requests.npz          requests of all splits
     DIR/data/scores.npz            the boosted ranker's scores of all splits
     DIR/data/tokenizer/            text.json, special_tokens.json
@@ -43,7 +44,7 @@ from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import tokenizer as tokenizer_lib
 from dgr2_jax.data import vocabulary
 from dgr2_jax.evaluation import metrics
-from dgr2_jax.semantic_ids import residual_kmeans
+from dgr2_jax.semantic_ids import catalogue
 from dgr2_jax.training import workdir as workdir_lib
 
 SPLITS = requests_lib.SPLITS
@@ -84,11 +85,8 @@ def _build(config: ml_collections.ConfigDict,
   _write_items(directory / 'items.jsonl', dataset.items)
   _write_purchases(directory / _PURCHASES, dataset)
   logging.info('Semantic ids of %d items.', len(dataset.items))
-  semantic_ids = residual_kmeans.fit_semantic_ids(
-      residual_kmeans.text_embeddings(dataset.items, config.semantic_ids),
-      config.semantic_ids)
-  with open(directory / 'semantic_ids.npy', 'wb') as f:
-    np.save(f, semantic_ids)
+  semantic_ids = catalogue.build(dataset.items, config.semantic_ids)
+  semantic_ids.save(directory)
   sets = requests_lib.build_requests(dataset, config.data)
   requests_lib.save(sets, directory / 'requests.npz')
   logging.info('The boosted ranker, and %d more for the training orders.',
@@ -101,7 +99,7 @@ def _build(config: ml_collections.ConfigDict,
   with open(directory / 'scores.npz', 'wb') as f:
     np.savez(f, **scores)
   template = prompts.Template(
-      prompt_config, tokenizer, dataset.items, semantic_ids,
+      prompt_config, tokenizer, dataset.items, semantic_ids.ids,
       config.data.num_candidates)
   written = {}
   if traces_config:

@@ -11,7 +11,6 @@ later ones by the nearest codes that are still free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-import collections
 
 from ml_collections import config_dict
 import numpy as np
@@ -21,6 +20,7 @@ import threadpoolctl
 
 from dgr2_jax.data import interactions
 from dgr2_jax.data import item_text
+from dgr2_jax.semantic_ids import last_level
 
 
 def text_embeddings(
@@ -75,17 +75,33 @@ def fit_semantic_ids(
     raise ValueError(
         f'config.semantic_ids: {codes}^{levels} ids do not suffice for '
         f'{len(embeddings)} items; raise levels or codes')
-  residual = np.asarray(embeddings, np.float64)
+  centroids, ids = residual_clusters(embeddings, levels, codes, config.seed)
+  return last_level.collision_aware(embeddings, ids, centroids, codes)
+
+
+def residual_clusters(
+    points: np.ndarray, levels: int, codes: int, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+  """Clusters rows by k-means++ and k-means, then what is left of them, and on.
+
+  Args:
+    points: float [I, E].
+    levels: L.
+    codes: K, centroids a level.
+    seed: of the clustering.
+
+  Returns:
+    L tables of centroids, float64 [k, E] each, k <= K: no more than there are
+    distinct rows; and the nearest ones, int [I, L].
+  """
+  residual = np.asarray(points, np.float64)
   centroids, ids = [], []
   for level in range(levels):
-    table, code = _cluster(residual, codes, config.seed + level)
+    table, code = _cluster(residual, codes, seed + level)
     residual = residual - table[code]
     centroids.append(table)
     ids.append(code)
-  ids = np.stack(ids, axis=1)  # [I, levels]
-  # Where items share an id, the one nearest to its centroids keeps it.
-  distance = (residual ** 2).sum(axis=1)
-  return _make_unique(embeddings, ids, centroids, codes, distance)
+  return centroids, np.stack(ids, axis=1)
 
 
 def _cluster(
@@ -100,54 +116,3 @@ def _cluster(
         size, batch_size=2048, n_init=3, max_iter=50, random_state=seed
     ).fit(residual)
   return fitted.cluster_centers_, fitted.labels_
-
-
-def _make_unique(
-    embeddings: np.ndarray,
-    ids: np.ndarray,
-    centroids: list[np.ndarray],
-    codes: int,
-    distance: np.ndarray,
-) -> np.ndarray:
-  """Moves items off shared ids, to the nearest free code of the last level.
-
-  Where a prefix has no free code, the code before it moves to the next nearest
-  one, and so on upwards.
-  """
-  levels = ids.shape[1]
-  result = ids.astype(np.int32)
-  used = collections.Counter()  # Items below every prefix, full ids included.
-
-  def place(path: tuple[int, ...]) -> None:
-    for length in range(1, levels + 1):
-      used[path[:length]] += 1
-
-  def nearest_free(prefix, residual):
-    """Depth first, nearest codes first, past full subtrees."""
-    level = len(prefix)
-    if level == levels:
-      return prefix
-    table = centroids[level]
-    order = np.argsort(
-        ((residual - table) ** 2).sum(axis=1), kind='stable').tolist()
-    # Codes that clustering left without a centroid come last.
-    for code in order + list(range(len(table), codes)):
-      path = prefix + (code,)
-      if used[path] < codes ** (levels - level - 1):
-        return nearest_free(
-            path, residual - (table[code] if code < len(table) else 0.0))
-    raise AssertionError('no free id: capacity was checked before')
-
-  waiting = []
-  for item in np.lexsort((np.arange(len(ids)), distance)).tolist():
-    path = tuple(ids[item].tolist())
-    if used[path]:
-      waiting.append(item)
-    else:
-      place(path)
-  for item in waiting:
-    path = nearest_free((), embeddings[item].astype(np.float64))
-    # The own prefix first: it is the greedy path as long as it has room.
-    result[item] = path
-    place(path)
-  return result

@@ -27,6 +27,7 @@ from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import distillation
 from dgr2_jax.objectives import policy
 from dgr2_jax.objectives import rewards
+from dgr2_jax.semantic_ids import catalogue
 from dgr2_jax.training import rollouts
 
 # Stages that a recipe may have, in their order.
@@ -82,6 +83,10 @@ _THRESHOLDS = (
                and all(_share(t) and t > 0 for t in x)
                and len(set(x)) == len(x)),
     'one or more different numbers above 0 and at most 1')
+_WIDTHS = (
+    lambda x: (isinstance(x, (tuple, list)) and len(x) > 0
+               and all(_whole(1)[0](width) for width in x)),
+    'one or more whole numbers of at least 1')
 _DTYPE = _one_of('float32', 'bfloat16', 'float16')
 # What a validation gives; see `stages`.
 _METRICS = _one_of(*metrics.METRICS, *rows.validity(None), 'reward',
@@ -98,6 +103,13 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'data\.retriever\.(\w+_(decay|power)|backward|backoff)', _NOT_NEGATIVE),
     (r'semantic_ids\.levels', _whole(1, 26)),
     (r'semantic_ids\.(codes|svd_dim)', _whole(1)),
+    (r'semantic_ids\.rqvae\.(latent|batch_size|steps)', _whole(1)),
+    (r'semantic_ids\.rqvae\.(reset_after|warmup_steps)', _whole(0)),
+    (r'semantic_ids\.rqvae\.hidden', _WIDTHS),
+    (r'semantic_ids\.rqvae\.learning_rate', _ABOVE_ZERO),
+    (r'semantic_ids\.rqvae\.(decay|b1|b2)', _BELOW_ONE),
+    (r'semantic_ids\.rqvae\.((commitment|diversity)_weight|weight_decay'
+     r'|grad_clip)', _NOT_NEGATIVE),
     (r'boosted\.folds', _whole(2)),
     (r'prompt\.(max_history|max_prompt|max_response|pad_multiple)', _whole(1)),
     (r'prompt\.trace\.(combine_facts|show_index|grades)', _SWITCH),
@@ -160,7 +172,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       ('canvas', lambda section: canvas.CanvasConfig(**section)),
       ('evaluate', lambda section: verification.DraftConfig(**section.verify)),
       ('model', lambda section: huggingface.model_config(
-          section, vocab_size=1))):
+          section, vocab_size=1)),
+      ('semantic_ids', catalogue.check)):
     if name in config:
       try:
         build(config[name])

@@ -68,6 +68,27 @@ def test_bad_values_name_the_field(field, value, expected):
     _check(**{field: value})
 
 
+@pytest.mark.parametrize('field, value, message', [
+    ('steps', 0, 'rqvae.steps is 0: expected a whole number of at least 1'),
+    ('latent', 2.5, 'rqvae.latent is 2.5: expected a whole number'),
+    ('hidden', (64, 0), r'rqvae.hidden is \(64, 0\): expected one or more'),
+    ('decay', 1., 'rqvae.decay is 1.0: expected a number from 0 to below 1'),
+    ('diversity_weight', 'x', 'rqvae.diversity_weight is .x.: expected'),
+    ('init', 'zeros', 'rqvae.init is .zeros.: expected one of'),
+    ('depth', 3, 'rqvae.depth is no field'),
+    ('embeddings', dict(kind='npy'), 'embeddings.path is'),
+    ('embeddings', dict(kind='bert'), 'embeddings.kind is .bert.'),
+    ('embeddings', dict(url='x'), 'embeddings has a field too many'),
+])
+def test_rqvae_fields(field, value, message):
+  config = _config()
+  config.semantic_ids.rqvae = {}
+  validation.check(config)  # all fields have defaults
+  config.semantic_ids.rqvae = {field: value}
+  with pytest.raises(ValueError, match=message):
+    validation.check(config)
+
+
 @pytest.mark.parametrize('changes, message', [
     (dict(prompt__response_format='json'), 'evaluate.constrained_ar'),
     (dict(prompt__answer_order='target'), 'prompt.trace.grades'),

@@ -1,0 +1,115 @@
+"""The semantic ids of a catalogue, by whichever method the config names.
+
+    semantic_ids.npy    int32 [I, levels], in the catalogue's order
+    semantic_ids.json   version, kind, settings, hash of the embeddings, quality
+
+`config.semantic_ids` without the section `rqvae` is residual k-means. The
+version is a hash of all that decides the ids: kind, settings and embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from absl import logging
+import ml_collections
+import numpy as np
+
+from dgr2_jax.data import interactions
+from dgr2_jax.semantic_ids import embeddings as embeddings_lib
+from dgr2_jax.semantic_ids import fitting
+from dgr2_jax.semantic_ids import quality
+from dgr2_jax.semantic_ids import residual_kmeans
+from dgr2_jax.semantic_ids import rqvae
+from dgr2_jax.training import workdir
+
+
+@dataclasses.dataclass(frozen=True)
+class SemanticIds:
+  """A catalogue's ids and what made them.
+
+  Attributes:
+    ids: int32 [I, levels].
+    description: what semantic_ids.json holds.
+  """
+  ids: np.ndarray
+  description: dict[str, Any]
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes both files."""
+    with open(directory / 'semantic_ids.npy', 'wb') as f:
+      np.save(f, self.ids)
+    workdir.write_text(directory / 'semantic_ids.json',
+                       json.dumps(self.description, indent=1) + '\n')
+
+
+def check(section: ml_collections.ConfigDict) -> None:
+  """Checks the section `rqvae` of `config.semantic_ids`, if it is there.
+
+  Raises:
+    ValueError: a field is unknown or wrong.
+  """
+  if 'rqvae' in section:
+    rqvae.RqVaeConfig.from_config(section)
+    _embedding_config(section)
+
+
+def _embedding_config(
+    section: ml_collections.ConfigDict) -> embeddings_lib.EmbeddingConfig:
+  fields = section.rqvae.get('embeddings', {})
+  try:
+    return embeddings_lib.EmbeddingConfig(**fields)
+  except TypeError as e:
+    raise ValueError(
+        'config.semantic_ids.rqvae.embeddings has a field too many, or is no '
+        f'section: expected kind and path ({e}).') from e
+
+
+def build(items: Sequence[interactions.Item],
+          section: ml_collections.ConfigDict) -> SemanticIds:
+  """Embeds the items' texts and gives every item an id.
+
+  Args:
+    items: the catalogue, I items.
+    section: `config.semantic_ids`: `levels`, `codes`, `svd_dim`, `seed`, and
+      `rqvae` with what differs from `rqvae.RqVaeConfig`, and `embeddings`.
+
+  Raises:
+    DataError: no embeddings can be had; see `embeddings.embed`.
+    ValueError: a field of the config is wrong, or does not fit the catalogue.
+  """
+  settings = section.to_dict()
+  if 'rqvae' not in section:
+    kind = 'residual_kmeans'
+    embeddings = residual_kmeans.text_embeddings(items, section)
+    ids = residual_kmeans.fit_semantic_ids(embeddings, section)
+    report = quality.report(ids, section.codes, items)
+  else:
+    kind = 'rqvae'
+    config = rqvae.RqVaeConfig.from_config(section)
+    fitting.check_sizes(len(items), config)  # before embedding takes minutes
+    source = _embedding_config(section)
+    embeddings = embeddings_lib.embed(items, source, section)
+    fitted = fitting.fit(embeddings, config)
+    ids = fitted.ids
+    report = {**quality.report(ids, config.codes, items, fitted.nearest),
+              'reconstruction': fitted.reconstruction}
+    # With the defaults, which may change; a path says nothing of its content.
+    settings['rqvae'] = {
+        **dataclasses.asdict(config), 'embeddings': source.kind}
+    logging.info(
+        'RQ-VAE ids: %.2f%% unique before the last level, %.2f%% after.',
+        100 * report['uniqueness_before'][-1], 100 * report['uniqueness'])
+  made_from = {
+      'kind': kind,
+      'settings': settings,
+      'embeddings_sha256': hashlib.sha256(embeddings.tobytes()).hexdigest()}
+  version = hashlib.sha256(
+      json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+  return SemanticIds(
+      ids, {'version': version, **made_from, 'quality': report})
