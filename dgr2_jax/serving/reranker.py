@@ -22,7 +22,6 @@ import tqdm
 
 from dgr2_jax.data import facts
 from dgr2_jax.data import histories as histories_lib
-from dgr2_jax.data import interactions
 from dgr2_jax.data import parsing
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
