@@ -6,7 +6,8 @@
 A request is a line {"id": ..., "history": [item_id...], "candidates":
 [item_id...]}, with "scores" or "user_id" if wanted (see `Request`); an answer
 is a line {"id":, "ranking":, "valid":, "explanation":, "forwards":}. Where
-"valid" is false the ranking is the order that came in.
+"valid" is false the ranking is the order that came in, or, with --complete,
+a permutation made from the reasoning.
 
 The same command again goes on where it was interrupted. Lines that cannot be
 answered are listed with their numbers in OUTPUT.errors.jsonl. Exit code: 0 if
@@ -60,6 +61,9 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--threshold', type=float, default=.9,
                       help='tau of mode threshold')
   parser.add_argument('--batch_size', type=int, default=16)
+  parser.add_argument('--complete', action='store_true',
+                      help='complete invalid answers to permutations; their '
+                      'lines say "completed": true')
   args = parser.parse_args(argv)
   try:
     return _run(args)
@@ -91,7 +95,7 @@ def _rerank(args: argparse.Namespace) -> int:
   metrics_logging.hide_library_chatter()
   reranker = reranker_lib.Reranker.load(args.model, args.stage)
   how = dict(mode=args.mode, threshold=args.threshold,
-             batch_size=args.batch_size)
+             batch_size=args.batch_size, complete=args.complete)
   reranker.rerank([], **how)  # a bad mode should not touch the output
   errors = args.output.with_name(args.output.name + '.errors.jsonl')
   count = {'answered': 0, 'invalid': 0, 'errors': 0}
@@ -236,7 +240,8 @@ def _fields(raw: bytes) -> dict[str, Any]:
 def _to_json(identifier: str | int, result) -> str:
   return json.dumps({
       'id': identifier, 'ranking': list(result.ranking), 'valid': result.valid,
-      'explanation': result.explanation, 'forwards': result.forwards}) + '\n'
+      'explanation': result.explanation, 'forwards': result.forwards,
+      **({'completed': True} if result.completed else {})}) + '\n'
 
 
 if __name__ == '__main__':

@@ -7,7 +7,8 @@
 
 A request becomes the prompt that training would have made of it: facts about
 candidates come from the purchases that the experiment was prepared with. An
-invalid response leaves the candidates as they came, and says so.
+invalid response leaves the candidates as they came, and says so; or its answer
+is completed to a permutation (`decoding/permutation.py`), and says that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import retrieval
 from dgr2_jax.data import traces
 from dgr2_jax.decoding import commit
+from dgr2_jax.decoding import permutation
 from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
@@ -75,7 +77,9 @@ class Reranking:
   Attributes:
     ranking: the candidates, best first.
     valid: whether the response was exactly one permutation of them; if not,
-      `ranking` is the order they came in.
+      `ranking` is the order they came in, or `completed`.
+    completed: whether `ranking` is what `permutation.complete` made of the
+      reasoning.
     failure: 'valid', or what is wrong; see `parsing.FAILURES`.
     explanation: the reasoning.
     forwards: model calls, prefill included.
@@ -83,6 +87,7 @@ class Reranking:
   """
   ranking: tuple[str, ...]
   valid: bool
+  completed: bool
   failure: str
   explanation: str
   forwards: int
@@ -140,6 +145,7 @@ class Reranker:
 
   def rerank(self, requests: Sequence[Request], mode: str = 'threshold',
              threshold: float = .9, batch_size: int = 16,
+             complete: bool = False,
              progress: bool = False) -> list[Reranking]:
     """Answers requests.
 
@@ -152,6 +158,8 @@ class Reranker:
         decodes one token a forward.
       threshold: tau in (0, 1]; 1 is one token a denoising step.
       batch_size: requests decoded together.
+      complete: whether to complete invalid answers behind whole reasoning to
+        permutations; of compact responses.
       progress: whether to show a bar on stderr.
 
     Returns:
@@ -162,6 +170,9 @@ class Reranker:
       ValueError: unknown mode, or one that these weights do not have.
     """
     decoding = self._decoding(mode, threshold)
+    if complete and not self._experiment.candidate_ids():
+      raise ValueError('complete=True needs compact responses, whose candidates '
+                       'are single tokens')
     checked = []
     for index, request in enumerate(requests):
       try:
@@ -172,7 +183,7 @@ class Reranker:
     with tqdm.tqdm(total=len(checked), disable=not progress, unit='req') as bar:
       for begin in range(0, len(checked), batch_size):
         part = checked[begin:begin + batch_size]
-        answers += self._answer(part, batch_size, decoding)
+        answers += self._answer(part, batch_size, decoding, complete)
         bar.update(len(part))
     return answers
 
@@ -261,7 +272,7 @@ class Reranker:
             for i, r in enumerate(requests)]
 
   def _answer(self, requests: Sequence[requests_lib.Request], batch_size: int,
-              decoding: dict[str, Any]) -> list[Reranking]:
+              decoding: dict[str, Any], complete: bool) -> list[Reranking]:
     """One batch, filled up with its last request."""
     experiment = self._experiment
     ids = [self._template.prompt(r).ids for r in self._with_facts(requests)]
@@ -286,16 +297,44 @@ class Reranker:
         experiment.model, self._params, [batch],
         vocabulary=experiment.vocabulary, config=experiment.decode_config(),
         mesh=experiment.mesh, **decoding)
-    return [self._reranking(request, tokens[:length], call[:length], calls)
-            for request, tokens, length, call, calls in zip(
-                requests, rollout.tokens, rollout.length, rollout.call,
-                rollout.calls)]
+    parses = [experiment.parser.strict(tokens[:length])
+              for tokens, length in zip(rollout.tokens, rollout.length)]
+    orders = [parse.order for parse in parses]
+    if complete:
+      orders = self._completed(batch, rollout.tokens, parses)
+    return [
+        self._reranking(request, parse, order, tokens[:length], call[:length],
+                        calls)
+        for request, parse, order, tokens, length, call, calls in zip(
+            requests, parses, orders, rollout.tokens, rollout.length,
+            rollout.call, rollout.calls)]
 
-  def _reranking(self, request: requests_lib.Request, tokens: np.ndarray,
+  def _completed(
+      self, batch: dict[str, np.ndarray], tokens: np.ndarray,
+      parses: Sequence[parsing.Parse]) -> list[Sequence[int] | None]:
+    """The orders of a batch, invalid ones completed where that can be."""
+    orders = [parse.order for parse in parses]
+    last = tokens.shape[1] - self.num_candidates
+    wanted = [i for i, parse in enumerate(parses) if parse.order is None
+              and parse.answer_start is not None and parse.answer_start <= last]
+    if not wanted:
+      return orders
+    # As many rows as always: one program.
+    rows = wanted + wanted[-1:] * (len(batch['valid']) - len(wanted))
+    experiment = self._experiment
+    found = permutation.complete(
+        experiment.model, self._params, batch['prompt'][rows],
+        batch['prompt_length'][rows], tokens[rows],
+        np.array([parses[i].answer_start for i in rows]),
+        experiment.candidate_ids(), experiment.vocabulary, experiment.canvas)
+    for i, order in zip(wanted, found.tolist()):
+      orders[i] = order
+    return orders
+
+  def _reranking(self, request: requests_lib.Request, parse: parsing.Parse,
+                 order: Sequence[int] | None, tokens: np.ndarray,
                  call: np.ndarray, calls: int) -> Reranking:
-    """Reads one response."""
-    parse = self._experiment.parser.strict(tokens)
-    order = parse.order or range(self.num_candidates)
+    """What is told of one response."""
     decode = self._experiment.data.tokenizer.decode
     texts = [decode([int(token)]) for token in tokens]
     explanation = parse.explanation
@@ -303,10 +342,12 @@ class Reranker:
       explanation = traces.readable(
           texts[:parse.answer_start - 1], self._template.config.trace,
           self.num_candidates) or explanation
+    ranking = range(self.num_candidates) if order is None else order
     return Reranking(
-        ranking=tuple(self._item_ids[request.candidates[i]] for i in order),
-        valid=parse.failure == parsing.VALID, failure=parse.failure,
-        explanation=explanation, forwards=int(calls),
+        ranking=tuple(self._item_ids[request.candidates[i]] for i in ranking),
+        valid=parse.failure == parsing.VALID,
+        completed=order is not None and parse.order is None,
+        failure=parse.failure, explanation=explanation, forwards=int(calls),
         trace=tuple(Token(text, int(c)) for text, c in zip(texts, call)))
 
 

@@ -137,6 +137,36 @@ def test_answers_are_the_responses_orders(reranker, monkeypatch):
   assert answers[0].explanation and answers[0].failure == 'valid'
 
 
+def test_invalid_answers_can_be_completed(reranker, monkeypatch):
+  requests = requests_of(reranker)[:3]
+  written = reranker._with_facts([reranker._checked(r) for r in requests])
+
+  def decode_split(model, params, batches, **options):
+    del model, params, options
+    rows = np.flatnonzero(batches[0]['valid'])
+    tokens = np.zeros((len(rows), 36), np.int32)
+    for row, request in zip(rows, written):
+      response = reranker._template.response(
+          request, np.arange(10), 1, np.zeros(10, int)).ids
+      tokens[row, :len(response)] = response
+    tokens[0, response.size - 3] = tokens[0, response.size - 2]  # twice
+    tokens[1, :] = 0  # not even a marker
+    length = np.array([len(response), 36, len(response)])
+    return block_decoder.Rollout(
+        tokens, length, length < 36, np.zeros_like(tokens),
+        np.zeros(tokens.shape), np.full(3, 9))
+
+  monkeypatch.setattr(responses, 'decode_split', decode_split)
+  plain = reranker.rerank(requests)
+  assert [a.failure for a in plain] == ['duplicate', 'overflow', 'valid']
+  assert not any(a.completed for a in plain)
+  answers = reranker.rerank(requests, complete=True)
+  assert [a.completed for a in answers] == [True, False, False]
+  assert [a.valid for a in answers] == [False, False, True]
+  assert sorted(answers[0].ranking) == sorted(requests[0].candidates)
+  assert answers[1:] == plain[1:]
+
+
 @pytest.mark.parametrize('mode', reranker_lib.MODES)
 def test_every_mode_decodes_and_neighbours_change_nothing(reranker, mode):
   requests = requests_of(reranker)[:5]
