@@ -85,8 +85,9 @@ def _build(config: ml_collections.ConfigDict,
   _write_items(directory / 'items.jsonl', dataset.items)
   _write_purchases(directory / _PURCHASES, dataset)
   logging.info('Semantic ids of %d items.', len(dataset.items))
-  semantic_ids = catalogue.build(dataset.items, config.semantic_ids)
-  semantic_ids.save(directory)
+  made = catalogue.build(dataset.items, config.semantic_ids)
+  made.save(directory)
+  semantic_ids = made.ids
   sets = requests_lib.build_requests(dataset, config.data)
   requests_lib.save(sets, directory / 'requests.npz')
   logging.info('The boosted ranker, and %d more for the training orders.',
@@ -99,7 +100,7 @@ def _build(config: ml_collections.ConfigDict,
   with open(directory / 'scores.npz', 'wb') as f:
     np.savez(f, **scores)
   template = prompts.Template(
-      prompt_config, tokenizer, dataset.items, semantic_ids.ids,
+      prompt_config, tokenizer, dataset.items, semantic_ids,
       config.data.num_candidates)
   written = {}
   if traces_config:
