@@ -155,7 +155,7 @@ def get_config() -> ml_collections.ConfigDict:
       teacher='ar',  # self: the student's clean stream; or a stage
       divergence='forward',  # reverse | none
       positions='nothing_right',  # all: the paper's | corrected
-      elsewhere='cross_entropy',  # none
+      elsewhere='cross_entropy',  # trusted | none
       teacher_top_k=0,  # 0 is the full vocabulary
       cft_weight=0.0)  # of the CFT objective, mixed in
   c.opd.schedule = 'cosine'

@@ -9,7 +9,8 @@ is a line {"id":, "ranking":, "valid":, "explanation":, "forwards":}. Where
 "valid" is false the ranking is the order that came in, or, with --complete,
 a permutation made from the reasoning.
 
-The same command again goes on where it was interrupted. Lines that cannot be
+The same command again goes on where it was interrupted; OUTPUT.settings.json
+keeps another model or mode from going on in its place. Lines that cannot be
 answered are listed with their numbers in OUTPUT.errors.jsonl. Exit code: 0 if
 every line is answered, 2 if some are listed as errors, 1 if it could not run.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -99,14 +101,18 @@ def _rerank(args: argparse.Namespace) -> int:
   reranker.rerank([], **how)  # a bad mode should not touch the output
   errors = args.output.with_name(args.output.name + '.errors.jsonl')
   count = {'answered': 0, 'invalid': 0, 'errors': 0}
-  with (open(args.output, 'ab+') as out, open(args.input, 'rb') as f,
-        open(errors, 'w', encoding='utf-8') as bad,
-        tqdm.tqdm(total=args.input.stat().st_size, unit='B', unit_scale=True,
-                  disable=None) as bar):
-    _lock(out, args.output)
+  with contextlib.ExitStack() as stack:
+    out = stack.enter_context(open(args.output, 'ab+'))
+    _lock(out, args.output)  # before anything of another process is touched
     answered = _answered(out, args.output)
+    _keep_settings(args, bool(answered))
     if answered:
       print(f'{len(answered)} answers are there already.', file=sys.stderr)
+    f = stack.enter_context(open(args.input, 'rb'))
+    bad = stack.enter_context(open(errors, 'w', encoding='utf-8'))
+    bar = stack.enter_context(tqdm.tqdm(
+        total=args.input.stat().st_size, unit='B', unit_scale=True,
+        disable=None))
     waiting = []
 
     def answer():
@@ -138,8 +144,7 @@ def _rerank(args: argparse.Namespace) -> int:
   if not count['errors']:
     errors.unlink()
   print(f'{count["answered"]} answered ({count["invalid"]} of this run not '
-        f'valid: their order is as it came), {count["errors"]} errors'
-        + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
+        f'valid), {count["errors"]} errors' + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
   return 2 if count['errors'] else 0
 
 
@@ -148,6 +153,31 @@ def _lock(out: BinaryIO, path: pathlib.Path) -> None:
     fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as e:
     raise ValueError(f'{path} is being written by another process') from e
+
+
+def _keep_settings(args: argparse.Namespace, resumed: bool) -> None:
+  """Writes what answers depend on, or compares it with what is there.
+
+  Raises:
+    ValueError: the answers that are there were made otherwise.
+  """
+  from dgr2_jax.training import workdir
+
+  path = args.output.with_name(args.output.name + '.settings.json')
+  settings = {
+      'model': str(pathlib.Path(args.model).expanduser().resolve()),
+      'stage': args.stage, 'mode': args.mode, 'complete': args.complete,
+      'threshold': args.threshold if args.mode == 'threshold' else None}
+  if resumed and path.exists():
+    try:
+      before = json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as e:
+      raise ValueError(f'{path}: not JSON: {e}') from e
+    if before != settings:
+      raise ValueError(
+          f'{args.output} holds answers made with {before}, now {settings}; '
+          'choose another --output')
+  workdir.write_text(path, json.dumps(settings, indent=1) + '\n')
 
 
 def _key(identifier: str | int) -> str:
@@ -167,7 +197,10 @@ def _answered(out: BinaryIO, path: pathlib.Path) -> set[str]:
     if not line.endswith(b'\n'):
       break
     try:
-      found.add(_key(json.loads(line)['id']))
+      fields = json.loads(line)
+      if 'ranking' not in fields:
+        raise ValueError('no ranking')
+      found.add(_key(fields['id']))
     except (ValueError, TypeError, KeyError) as e:
       raise ValueError(f'{path}:{number}: no answer of this command; choose '
                        'another --output') from e

@@ -1,6 +1,7 @@
 """The re-ranker's prompts, answers and command."""
 
 import dataclasses
+import fcntl
 import json
 import pathlib
 import runpy
@@ -287,6 +288,31 @@ def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
     command([line_of(1, requests_of(reranker)[0])])
   assert output.read_text() == 'something else\n'
   assert 'out.jsonl:1: no answer of this command' in capsys.readouterr().err
+
+
+def test_command_does_not_mix_settings_or_write_into_its_input(
+    command, reranker, tmp_path, capsys):
+  lines = [line_of(i, r) for i, r in enumerate(requests_of(reranker)[:3])]
+  _, want, _ = command(lines)
+  code, got, _ = command(lines, '--mode=ar')
+  assert code == 1 and got == want
+  assert "'mode': 'ar'" in capsys.readouterr().err
+  assert command(lines, '--batch_size=2') == (0, want, [])
+  path = tmp_path / 'in.jsonl'
+  before = path.read_bytes() + b'\n'
+  path.write_bytes(before)
+  assert rerank.main(['--model=x', f'--input={path}', f'--output={path}']) == 1
+  assert path.read_bytes() == before
+
+
+def test_command_waits_for_no_other_and_leaves_it_alone(
+    command, reranker, tmp_path, capsys):
+  lines = [line_of('a', requests_of(reranker)[0]), b'broken']
+  _, want, errors = command(lines)
+  with open(tmp_path / 'out.jsonl', 'rb') as other:
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert command(lines) == (1, want, errors)
+  assert 'written by another process' in capsys.readouterr().err
 
 
 def test_command_names_bad_flags(command, capsys):
