@@ -71,6 +71,10 @@ class _Evaluation:
     self._targets = experiment.data.target_positions('test')
     self._num_candidates = experiment.config.data.num_candidates
     self._seconds = {}
+    self._rollouts = {}  # by weights and way to decode
+    teacher = experiment.before('convert')
+    self._stage_of = {'naive': 'convert', 'ar': teacher,
+                      'ar_constrained': teacher}
 
   def run(self) -> dict[str, Any]:
     data = self._experiment.data
@@ -170,12 +174,16 @@ class _Evaluation:
     begin = time.monotonic()
     how = how or ('ar' if canvas.block_size == 1 else 'verify' if draft
                   else tables.tau(rule.tau))
-    rollout = responses.decode_split(
-        self._experiment.model, params, self._batches, rule=rule,
-        vocabulary=self._experiment.vocabulary, canvas=canvas,
-        config=dataclasses.replace(self._experiment.decode_config(),
-                                   **options),
-        mesh=self._experiment.mesh, draft=draft, what=f'{name}, {how}')
+    config = dataclasses.replace(self._experiment.decode_config(), **options)
+    # A stage may have kept the weights of the one before.
+    weights = self._experiment.origin(self._stage_of.get(name, name))
+    key = weights, canvas, rule, config, draft
+    if key not in self._rollouts:
+      self._rollouts[key] = responses.decode_split(
+          self._experiment.model, params, self._batches, rule=rule,
+          vocabulary=self._experiment.vocabulary, canvas=canvas, config=config,
+          mesh=self._experiment.mesh, draft=draft, what=f'{name}, {how}')
+    rollout = self._rollouts[key]
     # Rewarded as its reinforcement learning rewards.
     stage = ('ar_rl' if name.startswith('ar')
              else self._experiment.config.recipe[-1])

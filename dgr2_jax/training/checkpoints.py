@@ -143,6 +143,11 @@ class Checkpoints:
           self._directory / 'complete.json',
           json.dumps({'step': step, 'best': dataclasses.asdict(best)}) + '\n')
 
+  def kept_start(self) -> bool:
+    """Whether a complete stage's best parameters are those it began with."""
+    text = (self._directory / 'complete.json').read_text(encoding='utf-8')
+    return json.loads(text)['best']['step'] == 0
+
   def is_complete(self) -> bool:
     """Whether the stage is done and its last and best checkpoints are whole.
 

@@ -124,6 +124,16 @@ class Experiment:
     recipe = tuple(self.config.recipe)
     return recipe[recipe.index(stage) - 1]
 
+  def origin(self, stage: str) -> str:
+    """The complete stage that made the weights which `stage` left.
+
+    Another one where validation preferred those that the stage began with.
+    """
+    while (stage not in (self.config.recipe[0], 'convert')
+           and self._checkpoints(stage).kept_start()):
+      stage = self.before(stage)
+    return stage
+
   def candidate_ids(self) -> tuple[int, ...]:
     """The candidates' tokens of the compact form; none in the json form."""
     if self.config.prompt.response_format != prompts.COMPACT:
