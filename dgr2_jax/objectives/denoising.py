@@ -12,6 +12,14 @@ block is uniform on (0, 1] and its weight is 1, not 1/t. Under shifted alignment
 a block's first token (the seed) is known when the block is decoded: it is in
 neither mask, and is supervised on the clean stream instead. With B = 1 every
 token is a seed and L is the AR model's cross-entropy.
+
+The blocks of a response lie on the grid of the decoder, or (`random_offset`)
+behind a first window that hands over to them after a random number o of tokens,
+1 to B, where a window that verification moves to its pivot may begin:
+
+    grid       [ 0 .. B-1 ][ B .. 2B-1 ][ 2B ..           ]
+    offset o   [ 0 .. o-1 | ..B-1 ]
+                     [ o .. o+B-1 ][ o+B .. o+2B-1 ][ ..
 """
 
 from __future__ import annotations
@@ -42,6 +50,7 @@ class DenoisingConfig:
       included, and the second is dropped (for fused decoding).
     min_ratio: lower end of the mask ratio t.
     mask_pairs: independent pairs of masks of every block.
+    random_offset: whether every response's grid is displaced; one more block.
     head_chunk: rows a request that meet the LM head at a time; 0 is all.
   """
   reasoning_weight: float = 0.5
@@ -50,6 +59,7 @@ class DenoisingConfig:
   full_block_prob: float = 0.0
   min_ratio: float = 0.0
   mask_pairs: int = 1
+  random_offset: bool = False
   head_chunk: int = 0
 
   def __post_init__(self):
@@ -117,7 +127,13 @@ def noised_canvas(batch: dict[str, jax.Array], key: jax.Array,
   if b == 1 and config.shifted:  # every token is a seed
     return canvas_lib.autoregressive(
         batch['prompt'], batch['prompt_length'], batch['response'])
-  blocks = length // b
+  begins = jnp.broadcast_to(jnp.arange(length // b) * b, (n, g, length // b))
+  if noise.random_offset:
+    offset = jax.vmap(lambda i: jax.random.randint(jax.random.fold_in(
+        jax.random.fold_in(key, i), g * noise.mask_pairs), (g, 1), 1, b + 1))(
+            batch['example_id'])
+    begins = jnp.concatenate([begins[..., :1], begins + offset], -1)
+  blocks = begins.shape[-1]
 
   def draw(example_id):
     keys = jax.random.split(
@@ -126,11 +142,10 @@ def noised_canvas(batch: dict[str, jax.Array], key: jax.Array,
         keys)
 
   masked = jax.vmap(draw)(batch['example_id'])  # [N, G * pairs, blocks, 2, B]
-  m = 2 * blocks * noise.mask_pairs
-  start = jnp.tile(jnp.repeat(jnp.arange(blocks) * b, 2), noise.mask_pairs)
+  start = jnp.tile(jnp.repeat(begins, 2, -1), noise.mask_pairs)
   return canvas_lib.Canvas(
       batch['prompt'], batch['prompt_length'], batch['response'],
-      jnp.broadcast_to(start, (n, g, m)), masked.reshape(n, g, m, b))
+      start, masked.reshape(*start.shape, b))
 
 
 def token_weights(batch: dict[str, jax.Array],
@@ -156,15 +171,21 @@ def supervision(batch: dict[str, jax.Array], canvas: canvas_lib.Canvas,
   weight = token_weights(batch, weights)
   index = jnp.arange(weight.shape[-1])
   length = batch['response_length'][..., None]
-  filled = (length + b - 1) // b * b
+  # Of the grid; the first window ends there.
+  displaced = weights.random_offset and canvas.start.shape[-1] > 0
+  offset = canvas.start[..., 2:3] if displaced else b
+  filled = offset + (length - offset + b - 1) // b * b
   seed = jnp.full(index.shape, weights.ar_weight)
   if config.shifted:
-    seed = jnp.where(index % b == 0, 1., seed)
+    seed = jnp.where((index == 0) | ((index - offset) % b == 0), 1., seed)
   clean = weight * seed * (index < length)
   positions = canvas_lib.block_positions(canvas.start, canvas.masked.shape[-1])
   noisy = canvas_lib.take_tokens(
       weight * (index < filled) / weights.mask_pairs, positions)
   noisy *= canvas.masked
+  if displaced:
+    first = (canvas.start == 0)[..., None]
+    noisy *= positions < jnp.where(first, offset[..., None], index.size)
   if config.shifted and noisy.shape[2]:
     noisy *= jnp.arange(noisy.shape[-1]) > 0  # a seed is scored when clean
   return clean, noisy
@@ -189,7 +210,7 @@ def loss(model: transformer.Transformer, params: Any,
     vocabulary: special ids.
 
   Raises:
-    ValueError: `ar_weight` with a block-causal clean stream.
+    ValueError: `ar_weight` or `random_offset` with a block-causal clean stream.
 
   Returns:
     The scalar loss and scalar metrics: mean cross-entropy in nats and share of
@@ -198,6 +219,9 @@ def loss(model: transformer.Transformer, params: Any,
   if denoising.ar_weight and config.clean_stream == 'block_causal':
     raise ValueError('ar_weight needs canvas.clean_stream=token_causal: a '
                      'block_causal clean stream sees the tokens it would score')
+  if denoising.random_offset and config.clean_stream == 'block_causal':
+    raise ValueError('random_offset needs canvas.clean_stream=token_causal: '
+                     'keys of a block_causal stream know the rest of a block')
   canvas = noised_canvas(batch, key, config, denoising)
   states = canvas_lib.states(model, params, canvas, vocabulary.mask_id, config)
   clean_weight, noisy_weight = supervision(batch, canvas, config, denoising)
@@ -220,7 +244,8 @@ def loss(model: transformer.Transformer, params: Any,
     metrics[f'{name}_nats'] = -jnp.where(used, logprob, 0).sum() / count
     metrics[f'{name}_top1'] = (used & top).sum() / count
 
-  seeds = g * (length if denoising.ar_weight or b == 1 else length // b)
+  seeds = g * (length if denoising.ar_weight or b == 1
+               else length // b + denoising.random_offset)
   if denoising.ar_weight or config.shifted:
     add('clean', clean_weight, seeds, states.clean, canvas.clean)
   if m:

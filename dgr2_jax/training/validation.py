@@ -150,6 +150,7 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'\w+\.mask_pairs', _whole(1)),
     (r'\w+\.(b1|b2)', _BELOW_ONE),
     (r'\w+\.(full_block_prob|min_ratio)', _SHARE),
+    (r'\w+\.random_offset', _SWITCH),
     (r'\w+\.eval_threshold', _ABOVE_ZERO_TO_ONE),
     (r'\w+\.schedule', _one_of('cosine', 'constant')),
     (r'\w+\.best_metric', _METRICS),
@@ -337,3 +338,8 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
           f'config.{name}.ar_weight is {section.ar_weight}: expected 0 with '
           "canvas.clean_stream='block_causal', whose clean stream sees the "
           'tokens that it would score.')
+    if block_causal and section.get('random_offset'):
+      raise ValueError(
+          f'config.{name}.random_offset is True: expected False with '
+          "canvas.clean_stream='block_causal', whose keys know the rest of "
+          'their block.')

@@ -1,5 +1,6 @@
 """Noise, supervision and the loss."""
 
+import dataclasses
 import functools
 
 from hypothesis import given
@@ -96,6 +97,44 @@ def test_every_token_through_the_last_block_is_supervised_once(
       assert clean[i, j, t] == pytest.approx(want_clean)
 
 
+@pytest.mark.parametrize('pairs, ar_weight', [(1, 0.), (2, .5)])
+def test_displaced_blocks_supervise_every_token_once(pairs, ar_weight):
+  """[0, offset), then blocks from a random offset on; brute force by token."""
+  config = canvas_lib.CanvasConfig(4)
+  weights = denoising.DenoisingConfig(
+      ar_weight=ar_weight, mask_pairs=pairs, random_offset=True)
+  batch = tiny.batch(n=6)
+  seen = set()
+  for key in range(3):
+    canvas = denoising.noised_canvas(
+        batch, jax.random.key(key), config, weights)
+    clean, noisy = map(np.asarray, denoising.supervision(
+        batch, canvas, config, weights))
+    n, g, length = clean.shape
+    blocks = length // 4 + 1
+    assert canvas.start.shape == (n, g, 2 * pairs * blocks)
+    for i, j in np.ndindex(n, g):
+      starts = np.asarray(canvas.start[i, j]).reshape(pairs, blocks, 2)
+      offset = int(starts[0, 1, 0])
+      seen.add(offset)
+      want = [0, *range(offset, offset + length, 4)]
+      assert (starts == np.array(want)[:, None]).all()
+      got = np.zeros(length + 8)
+      for m, b in np.ndindex(*noisy.shape[2:]):
+        got[int(canvas.start[i, j, m]) + b] += noisy[i, j, m, b]
+        assert not noisy[i, j, m, b] or canvas.masked[i, j, m, b]
+      assert not got[length:].any()
+      count = int(batch['response_length'][i, j])
+      last = next(e for e in (offset + 4 * k for k in range(9)) if e >= count)
+      for t in range(length):
+        weight = 1. if t >= min(2, count) else .5
+        seed = t in want
+        assert got[t] == pytest.approx(weight * (not seed) * (t < last))
+        assert clean[i, j, t] == pytest.approx(
+            weight * (1 if seed else ar_weight) * (t < count))
+  assert seen == {1, 2, 3, 4}
+
+
 def test_block_of_one_is_the_ar_model():
   """Invariant 1: loss and gradient equal a plain causal transformer's."""
   model, params = tiny.model()
@@ -123,14 +162,17 @@ def test_block_of_one_is_the_ar_model():
       a, b, rtol=1e-4, atol=2e-5), got, want)
 
 
-@pytest.mark.parametrize('alignment, ar_weight', [
-    ('shifted', 0.), ('shifted', .5), ('same_position', .5)])
-def test_loss_equals_a_sum_over_brute_force_rows(alignment, ar_weight):
+@pytest.mark.parametrize('alignment, ar_weight, random_offset', [
+    ('shifted', 0., False), ('shifted', .5, False), ('shifted', 0., True),
+    ('same_position', .5, False)])
+def test_loss_equals_a_sum_over_brute_force_rows(
+    alignment, ar_weight, random_offset):
   """Rows dropped before the head and chunks of the head lose nothing."""
   model, params = tiny.model()
   batch = tiny.batch()
   canvas_config = canvas_lib.CanvasConfig(4, alignment=alignment)
-  config = denoising.DenoisingConfig(ar_weight=ar_weight)
+  config = denoising.DenoisingConfig(
+      ar_weight=ar_weight, random_offset=random_offset)
   key = jax.random.key(5)
   canvas = denoising.noised_canvas(batch, key, canvas_config, config)
   clean, noisy = denoising.supervision(batch, canvas, canvas_config, config)
@@ -147,7 +189,7 @@ def test_loss_equals_a_sum_over_brute_force_rows(alignment, ar_weight):
   want = total / (clean.sum() + noisy.sum())
   assert loss(params, batch, canvas_config, config, model) == pytest.approx(
       float(want), rel=1e-5)
-  chunked = denoising.DenoisingConfig(ar_weight=ar_weight, head_chunk=5)
+  chunked = dataclasses.replace(config, head_chunk=5)
   got, want = (jax.grad(loss)(params, batch, canvas_config, c, model)
                for c in (chunked, config))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(
@@ -193,6 +235,10 @@ def test_errors_name_the_field():
     loss(tiny.model()[1], tiny.batch(),
          canvas_lib.CanvasConfig(4, 'block_causal'),
          denoising.DenoisingConfig(ar_weight=.1), tiny.model()[0])
+  with pytest.raises(ValueError, match='random_offset needs'):
+    loss(tiny.model()[1], tiny.batch(),
+         canvas_lib.CanvasConfig(4, 'block_causal'),
+         denoising.DenoisingConfig(random_offset=True), tiny.model()[0])
   with pytest.raises(ValueError, match='multiple of the block size 5'):
     loss(tiny.model()[1], tiny.batch(), canvas_lib.CanvasConfig(5),
          denoising.DenoisingConfig(), tiny.model()[0])
