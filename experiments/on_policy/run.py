@@ -21,9 +21,7 @@ from typing import Any
 
 from absl import logging
 import jax
-import ml_collections
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from dgr2_jax.decoding import commit
 from dgr2_jax.evaluation import intervals
@@ -32,9 +30,7 @@ from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
 from dgr2_jax.objectives import rewards
 from dgr2_jax.training import experiment as experiment_lib
-from dgr2_jax.training import stages
-from dgr2_jax.training import validation
-from dgr2_jax.training import workdir as workdir_lib
+from dgr2_jax.training import variants
 
 HERE = pathlib.Path(__file__).parent
 THRESHOLDS = (.9, .6, .4)
@@ -85,40 +81,6 @@ VARIANTS = {
             'recipe': ['ar_sft', 'ar_rl', 'convert', 'cft', 'rl']},
     },
 }
-
-
-def config_of(base: pathlib.Path, stage: str,
-              fields: dict[str, Any]) -> ml_collections.ConfigDict:
-  """BASE's config with these fields, and a `stage` that is not selected."""
-  config = workdir_lib.read_config(base)
-  config.update_from_flattened_dict(fields)
-  # Only the end is validated: the best is what it is, not a lucky step.
-  config[stage].update(eval_every=config[stage].steps,
-                       checkpoint_every=config[stage].steps)
-  validation.check(config)
-  return config
-
-
-def last_params(workdir: pathlib.Path, stage: str) -> Any:
-  """The weights that a complete stage ended with, good or bad."""
-  directory = workdir / 'checkpoints' / stage
-  done = json.loads((directory / 'complete.json').read_text(encoding='utf-8'))
-  return ocp.load_checkpointables(directory / str(done['step']))['params']
-
-
-def train(base: pathlib.Path, workdir: pathlib.Path, stage: str,
-          config: ml_collections.ConfigDict) -> None:
-  """Runs one stage on what BASE made before it."""
-  earlier = config.recipe[:config.recipe.index(stage)]
-  with workdir_lib.open_workdir(workdir, config):
-    (workdir / 'checkpoints').mkdir(exist_ok=True)
-    for shared in ('data', *(f'checkpoints/{s}' for s in earlier)):
-      link = workdir / shared
-      if not link.is_symlink():
-        link.symlink_to(base / shared)
-      elif link.readlink() != base / shared:
-        raise ValueError(f'{link} is of another base: {link.readlink()}')
-    stages.run(config, workdir, stage)
 
 
 class Measured:
@@ -193,17 +155,18 @@ def main() -> None:
   results, starts = {}, {}
   for name, fields in VARIANTS[args.stage].items():
     logging.info('Variant of %s: %s.', args.stage, name)
-    config = config_of(base, args.stage, fields)
+    config = variants.config_of(base, args.stage, fields)
     workdir = args.workdir.resolve() / args.stage / ''.join(
         c if c.isalnum() else '_' for c in name)
-    train(base, workdir, args.stage, config)
+    variants.train(base, workdir, args.stage, config)
     experiment = experiment_lib.Experiment(config, workdir)
     before = experiment.before(args.stage)
     if before not in starts:
       starts[before] = Measured(experiment, experiment.restore(before))
     results.setdefault(f'before: {before}', starts[before].points)
-    results[name] = Measured(experiment, last_params(workdir, args.stage),
-                             starts[before]).points
+    results[name] = Measured(
+        experiment, variants.last_params(workdir, args.stage),
+        starts[before]).points
     jax.clear_caches()
   text = table(args.stage, results)
   (HERE / f'{args.stage}.json').write_text(json.dumps(results, indent=1) + '\n')
