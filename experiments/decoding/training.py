@@ -37,7 +37,6 @@ HERE = pathlib.Path(__file__).parent
 VARIANTS = {
     'as configured': {},
     'no AR term': {'cft.ar_weight': 0.},
-    'AR term of weight 1': {'cft.ar_weight': 1.},
     'random offsets': {'cft.random_offset': True},
     'half of the blocks masked whole': {'cft.full_block_prob': .5},
 }
