@@ -107,7 +107,7 @@ class State:
   """Loop state; see `Rollout`. `step` counts denoising steps of the block.
 
   `start` is where the block begins; in `verification`, the last token that
-  stands. `agreement`: see `commit.Context`.
+  stands. `agreement`: see `commit.Context`; there, tokens a verification.
   """
   cache: canvas_lib.Cache
   tokens: jax.Array

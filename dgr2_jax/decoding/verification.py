@@ -8,11 +8,14 @@
                written itself is accepted up to the first difference, where its
                own token stands instead
 
-Both are forwards of the same weights, whose clean stream is an AR model. The
-window begins at the last token that stands (`pivot`, which is `State.start`
-here) or at the block of the training grid that holds it (`grid`). Verification
-is the commit too: it writes the keys of what is accepted, and what it rejects
-is overwritten by the next window.
+Both are forwards of the same weights, whose clean stream is an AR model, and
+verification is the commit too: it writes the keys of what is accepted, and what
+it rejects is overwritten by the next window. Or another model verifies, with a
+cache of its own: then the drafter commits in a third forward.
+
+The window begins at the last token that stands (`pivot`, which is `State.start`
+here) or at the block of the training grid that holds it (`grid`). A window at
+the pivot may have any length, or several that follow what is accepted.
 
 Greedy: the result is the AR decoding token for token, but for near ties, which
 rounding may tip: forwards of one and of B tokens round differently. Sampled:
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import flax.struct
@@ -50,17 +54,28 @@ class DraftConfig:
       what a threshold allows, the last commits the rest.
     window: 'pivot' or 'grid'; see the module.
     threshold: tau of the steps before the last.
+    lengths: tokens of a window at the pivot, the one that stands included, in
+      rising order; none is the block size. Of several, a verification has the
+      shortest with room for one draft more than the batch's unfinished rows
+      accepted lately on the average: greedily, tokens don't depend on it.
   """
   steps: int = 1
   window: str = 'pivot'
   threshold: float = 0.9
+  lengths: tuple[int, ...] = ()
 
   def __post_init__(self):
+    object.__setattr__(self, 'lengths', tuple(self.lengths))  # JSON has lists
     if self.steps < 1:
       raise ValueError(f'draft.steps={self.steps} must be >= 1')
     if self.window not in WINDOWS:
       raise ValueError(f'draft.window={self.window!r}: expected '
                        + ' or '.join(WINDOWS))
+    rising = all(a < b for a, b in itertools.pairwise((1, *self.lengths)))
+    if not rising or (self.lengths and self.window != 'pivot'):
+      raise ValueError(
+          f'draft.lengths={self.lengths} must rise from 2 or more, and needs '
+          f"draft.window='pivot', got {self.window!r}")
 
 
 def check(canvas: canvas_lib.CanvasConfig,
@@ -79,6 +94,9 @@ def check(canvas: canvas_lib.CanvasConfig,
     # Later draws would depend on earlier ones to their right.
     raise ValueError(f'draft.steps={draft.steps} needs temperature 0, got '
                      f'{config.temperature}')
+  if config.temperature and len(draft.lengths) > 1:
+    raise ValueError(f'draft.lengths={draft.lengths} needs temperature 0, or '
+                     'draws would depend on batch neighbours')
   if config.top_k or config.top_p < 1:
     raise ValueError('verification samples from the whole distribution; got '
                      f'top_k={config.top_k}, top_p={config.top_p}')
@@ -86,16 +104,19 @@ def check(canvas: canvas_lib.CanvasConfig,
 
 @functools.partial(
     jax.jit,
-    static_argnames=('model', 'vocabulary', 'canvas', 'config', 'draft'))
+    static_argnames=('model', 'vocabulary', 'canvas', 'config', 'draft',
+                     'verifier'))
 def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
            prompt_length: jax.Array, example_id: jax.Array, key: jax.Array,
            *, vocabulary: vocabulary_lib.Vocabulary,
            canvas: canvas_lib.CanvasConfig, config: block_decoder.DecodeConfig,
-           draft: DraftConfig = DraftConfig()) -> block_decoder.Rollout:
-  """Decodes what the clean stream alone would, several tokens a verification.
+           draft: DraftConfig = DraftConfig(),
+           verifier: transformer.Transformer | None = None,
+           verifier_params: Any = None) -> block_decoder.Rollout:
+  """Decodes what an AR model alone would, several tokens a verification.
 
   Args:
-    model: the decoder, drafter and verifier.
+    model: the drafter, and the verifier by its clean stream if there is none.
     params: its parameters.
     prompt: int32 [N, P], padded on the right.
     prompt_length: int32 [N].
@@ -105,6 +126,8 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
     canvas: block size and rules; token_causal and shifted.
     config: length, rollouts and temperature.
     draft: see `DraftConfig`.
+    verifier: another AR model over the same vocabulary, such as the teacher.
+    verifier_params: its parameters.
 
   Returns:
     A rollout. `call` is the forward of the verification that accepted a token,
@@ -114,17 +137,39 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
     ValueError: see `check`.
   """
   check(canvas, config, draft)
+  judge = (model, params) if verifier is None else (verifier, verifier_params)
   state, row_keys = block_decoder.begin(
-      model, params, prompt, prompt_length, example_id, key,
-      vocabulary=vocabulary, canvas=canvas, config=config)
+      *judge, prompt, prompt_length, example_id, key, vocabulary=vocabulary,
+      canvas=canvas, config=config)
+  own = None  # the drafter's cache, where another model verifies
+  if verifier is not None:
+    own, _ = canvas_lib.prefill(model, params, prompt, prompt_length,
+                                config.num_rollouts, config.max_response)
+  lengths = draft.lengths or (canvas.block_size,)
+  state = state.replace(  # tokens that a verification gave lately
+      agreement=jnp.full(state.start.shape, lengths[-1], jnp.float32))
 
-  def step(state: block_decoder.State) -> block_decoder.State:
-    window = _draft(model, params, state, row_keys, vocabulary, canvas, config,
-                    draft)
-    return _verify(model, params, state, row_keys, window, vocabulary, canvas,
-                   config, draft)
+  def window(length, carry):
+    state, own = carry
+    drafter = state if own is None else state.replace(cache=own)
+    drafted = _draft(model, params, drafter, row_keys, length, vocabulary,
+                     canvas, config, draft)
+    if own is not None:  # What is rejected is overwritten there, too.
+      _, own = canvas_lib.decode_block(
+          model, params, own, drafted.tokens, drafted.start,
+          jnp.ones_like(state.done), canvas)
+    state = _verify(*judge, state, row_keys, drafted, vocabulary, canvas,
+                    config, draft.steps + (own is not None))
+    return state, own
 
-  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
+  def step(carry):
+    lately = jnp.mean(carry[0].agreement, where=~carry[0].done)
+    choice = jnp.sum(jnp.array(lengths[:-1]) < lately + 1, dtype=jnp.int32)
+    return jax.lax.switch(
+        choice, [functools.partial(window, n) for n in lengths], carry)
+
+  state, _ = jax.lax.while_loop(
+      lambda carry: ~carry[0].done.all(), step, (state, own))
   return block_decoder.rollout_of(state, vocabulary)
 
 
@@ -142,10 +187,9 @@ class _Window:
   logits: jax.Array
 
 
-def _draft(model, params, state: block_decoder.State, row_keys, vocabulary,
-           canvas, config, draft: DraftConfig) -> _Window:
-  """k denoising steps over the window that holds the pivot, `state.start`."""
-  b = canvas.block_size
+def _draft(model, params, state: block_decoder.State, row_keys, b: int,
+           vocabulary, canvas, config, draft: DraftConfig) -> _Window:
+  """k denoising steps over the B tokens that hold the pivot, `state.start`."""
   start = state.start
   if draft.window == 'grid':
     start = start // b * b
@@ -178,13 +222,16 @@ def _draft(model, params, state: block_decoder.State, row_keys, vocabulary,
 
 def _verify(model, params, state: block_decoder.State, row_keys,
             window: _Window, vocabulary, canvas, config,
-            draft: DraftConfig) -> block_decoder.State:
-  """Accepts what the clean stream would have written; moves the pivot."""
-  b = canvas.block_size
+            spent: int) -> block_decoder.State:
+  """Accepts what the model would have written; moves the pivot.
+
+  `spent` forwards went before, since the last verification.
+  """
+  b = window.tokens.shape[-1]
   hidden, cache = canvas_lib.decode_block(
       model, params, state.cache, window.tokens, window.start,
       jnp.ones_like(state.done), canvas)
-  calls = state.calls + draft.steps
+  calls = state.calls + spent
   logits = block_decoder.score(model, params, hidden, state, vocabulary, config)
   drafted = jnp.roll(window.tokens, -1, axis=-1)
   last = jnp.arange(b) == b - 1  # Nothing was drafted for the token behind.
@@ -209,8 +256,10 @@ def _verify(model, params, state: block_decoder.State, row_keys,
   state = block_decoder.write(
       state.replace(cache=cache), positions, chosen, token, logprob, calls)
   alive = ~state.done
-  state = state.replace(start=state.start + chosen.sum(-1, dtype=jnp.int32),
-                        calls=jnp.where(alive, calls + 1, state.calls))
+  given = chosen.sum(-1, dtype=jnp.int32)
+  state = state.replace(
+      start=state.start + given, agreement=(state.agreement + given) / 2,
+      calls=jnp.where(alive, calls + 1, state.calls))
   return block_decoder.finish(state, vocabulary)
 
 

@@ -55,6 +55,8 @@ DRAFTS = {
     'verified, pivot': verification.DraftConfig(1, 'pivot'),
     'verified, grid': verification.DraftConfig(1, 'grid'),
     'verified, pivot, 2 steps': verification.DraftConfig(2, 'pivot'),
+    'verified, windows of 4, 8, 12 or 18': verification.DraftConfig(
+        lengths=(4, 8, 12, 18)),
 }
 
 

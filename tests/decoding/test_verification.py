@@ -17,9 +17,17 @@ from tests.models import tiny
 CANVAS = canvas_lib.CanvasConfig(4)
 
 
-def run(batch, canvas=CANVAS, draft=verification.DraftConfig(),
-        key=jax.random.key(2), **options):
+@functools.cache
+def other():
+  """Another model over the same vocabulary, much like the drafter."""
   model, params = tiny.model()
+  return model, jax.tree.map(
+      lambda x: x + .05 * jax.random.normal(jax.random.key(9), x.shape), params)
+
+
+def run(batch, canvas=CANVAS, draft=verification.DraftConfig(),
+        key=jax.random.key(2), model=None, verifier=(None, None), **options):
+  model, params = model or tiny.model()
   options.setdefault('max_response', 12)
   config = block_decoder.DecodeConfig(**options)
   args = (model, params, batch['prompt'], batch['prompt_length'],
@@ -28,7 +36,8 @@ def run(batch, canvas=CANVAS, draft=verification.DraftConfig(),
     return block_decoder.decode(*args, commit.Threshold(1.), config=config,
                                 vocabulary=tiny.VOCABULARY, canvas=canvas)
   return verification.decode(*args, vocabulary=tiny.VOCABULARY, canvas=canvas,
-                             config=config, draft=draft)
+                             config=config, draft=draft, verifier=verifier[0],
+                             verifier_params=verifier[1])
 
 
 @pytest.mark.parametrize('steps, window', [
@@ -56,6 +65,53 @@ def test_greedy_is_the_autoregressive_decoding(steps, window):
           * (np.asarray(got.length) - 1)).any()
 
 
+@pytest.mark.parametrize('lengths', [(6,), (2, 4, 8)])
+def test_windows_of_any_length_give_the_autoregressive_decoding(lengths):
+  batch = tiny.batch(n=6)
+  want = run(batch, canvas_lib.AUTOREGRESSIVE)
+  got = run(batch, draft=verification.DraftConfig(lengths=lengths))
+  before = np.arange(12) < np.asarray(want.length)[..., None]
+  np.testing.assert_array_equal(got.length, want.length)
+  np.testing.assert_array_equal(np.asarray(got.tokens)[before],
+                                np.asarray(want.tokens)[before])
+
+
+def test_the_length_of_windows_follows_what_is_accepted():
+  """No verification gives more than the window that its row has earned."""
+  batch = {k: v[:1] for k, v in tiny.batch(n=6, seed=1).items()}
+  lengths = (2, 4, 8)
+  call = np.asarray(run(
+      batch, draft=verification.DraftConfig(lengths=lengths)).call)[0, 0]
+  given = np.unique(call[(call > 0) & (call < block_decoder.NEVER)],
+                    return_counts=True)[1]
+  lately, seen = 8., []
+  for count in given:
+    seen.append(next((n for n in lengths if n >= lately + 1), 8))
+    assert count <= seen[-1]
+    lately = (lately + count) / 2
+  assert len(set(seen)) > 1
+
+
+@pytest.mark.parametrize('window, steps', [('pivot', 1), ('grid', 2)])
+def test_another_model_verifies(window, steps):
+  batch = tiny.batch(n=6)
+  draft = verification.DraftConfig(steps, window)
+  want, mine = (run(batch, canvas_lib.AUTOREGRESSIVE, model=m)
+                for m in (other(), None))
+  got = run(batch, draft=draft, verifier=other())
+  before = np.arange(12) < np.asarray(want.length)[..., None]
+  np.testing.assert_array_equal(got.length, want.length)
+  np.testing.assert_array_equal(np.asarray(got.tokens)[before],
+                                np.asarray(want.tokens)[before])
+  np.testing.assert_allclose(np.asarray(got.logprob)[before],
+                             np.asarray(want.logprob)[before], atol=1e-4)
+  assert (np.asarray(mine.tokens) != want.tokens)[before].any()
+  # Draft, the drafter's commit, verification; some drafts are accepted.
+  verifications = (np.asarray(got.calls) - 1) / (steps + 2)
+  np.testing.assert_array_equal(verifications, np.round(verifications))
+  assert (verifications < np.asarray(got.length) - 1).any()
+
+
 def test_batch_neighbours_change_nothing():
   batch = tiny.batch(n=6)
   alone = {k: v[2:3] for k, v in batch.items()}
@@ -77,12 +133,12 @@ def chi_square(counts, probabilities):
   return stats.chisquare(counts[some], expected[some]).pvalue
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def probabilities(params, batch, prefix, canvas, temperature):
+@functools.partial(jax.jit, static_argnums=4)
+def probabilities(params, drafter, batch, prefix, canvas, temperature):
   """p of the token behind `prefix`, from the clean stream; q of a draft.
 
-  q is read on an uncached block canvas that begins at the last token of
-  `prefix`, all behind it masked.
+  `params` are the verifier's, `drafter` the drafter's. q is read on an uncached
+  block canvas that begins at the last token of `prefix`, all behind it masked.
   """
   model, _ = tiny.model()
   v, size = tiny.VOCABULARY, prefix.shape[0]
@@ -92,20 +148,27 @@ def probabilities(params, batch, prefix, canvas, temperature):
       batch['prompt'], batch['prompt_length'], clean,
       jnp.full((1, 1, 1), size - 1),
       (jnp.arange(b) > 0)[None, None, None])
-  states = canvas_lib.states(model, params, board, v.mask_id, canvas)
-  both = jnp.stack([states.clean[0, 0, size], states.noisy[0, 0, 0, 1]])
-  logits = model.apply({'params': params}, both, method='logits')
-  return jax.nn.softmax(v.allow(logits) / temperature)
+  logits = []
+  for weights, pick in (
+      (params, lambda s: s.clean[0, 0, size]),
+      (drafter, lambda s: s.noisy[0, 0, 0, 1])):
+    states = canvas_lib.states(model, weights, board, v.mask_id, canvas)
+    logits.append(model.apply(
+        {'params': weights}, pick(states), method='logits'))
+  return jax.nn.softmax(v.allow(jnp.stack(logits)) / temperature)
 
 
-@pytest.mark.parametrize('window', ['pivot', 'grid'])
-def test_sampling_leaves_the_distribution_of_the_verifier(window):
+@pytest.mark.parametrize('window, verifier', [
+    ('pivot', None), ('grid', None), ('pivot', other)])
+def test_sampling_leaves_the_distribution_of_the_verifier(window, verifier):
   """Tokens behind frequent prefixes, against exact AR probabilities."""
-  _, params = tiny.model()
+  _, drafter = tiny.model()
+  verifier = verifier() if verifier else (None, None)
+  params = drafter if verifier[0] is None else verifier[1]
   vocabulary, temperature = tiny.VOCABULARY, .7
   batch = {k: v[:1] for k, v in tiny.batch().items()}
   got = run(batch, temperature=temperature, num_rollouts=8_000, max_response=8,
-            draft=verification.DraftConfig(window=window))
+            draft=verification.DraftConfig(window=window), verifier=verifier)
   rows = np.arange(8_000)
   tokens, call, logprob = (np.asarray(x)[0] for x in (
       got.tokens, got.call, got.logprob))
@@ -117,7 +180,7 @@ def test_sampling_leaves_the_distribution_of_the_verifier(window):
     if len(rows) < 200:
       break
     p, q = np.asarray(probabilities(
-        params, batch, jnp.array(tokens[rows[0], :place]), CANVAS,
+        params, drafter, batch, jnp.array(tokens[rows[0], :place]), CANVAS,
         temperature))
     counts = np.bincount(tokens[rows, place], minlength=len(p))
     assert chi_square(counts, p) > 1e-3, place
@@ -157,6 +220,7 @@ def test_speculative_sampling_draws_from_p_and_not_from_q():
     (canvas_lib.CanvasConfig(4, alignment='same_position'), {}, {},
      'same_position'),
     (CANVAS, dict(temperature=1.), dict(steps=2), 'draft.steps=2'),
+    (CANVAS, dict(temperature=1.), dict(lengths=(2, 4)), 'draft.lengths'),
     (CANVAS, dict(top_k=3), {}, 'top_k=3'),
     (CANVAS, dict(answer_ids=(3,)), {}, 'autoregressive'),
     (CANVAS, dict(fused=True), {}, 'fuse'),
@@ -167,7 +231,9 @@ def test_what_would_not_be_lossless_is_refused(canvas, options, draft, message):
         **options)
 
 
-@pytest.mark.parametrize('fields', [dict(steps=0), dict(window='left')])
+@pytest.mark.parametrize('fields', [
+    dict(steps=0), dict(window='left'), dict(lengths=(1, 4)),
+    dict(lengths=(4, 4)), dict(lengths=(4,), window='grid')])
 def test_draft_config_names_the_field(fields):
   with pytest.raises(ValueError, match=f'draft.{next(iter(fields))}='):
     verification.DraftConfig(**fields)
