@@ -27,6 +27,10 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Directory for checkpoints, metrics and the report.')
 _STAGE = flags.DEFINE_string(
     'stage', None, 'Run this stage only; an unknown name lists them.')
+_MULTIHOST = flags.DEFINE_string(
+    'multihost', None, 'One process a host of a job: "auto" where JAX finds '
+    'the others (TPU pods, Slurm, GKE, MPI), else HOST:PORT,I/N for process I '
+    'of N, from zero, with the address of the first. All share --workdir.')
 _DEBUG = flags.DEFINE_bool(
     'debug', False, 'Show the traceback of errors in config or data.')
 
@@ -109,6 +113,7 @@ def main(argv: Sequence[str]) -> None:
   """Runs the stages; maps what users can mend to one line and exit code 1."""
   del argv
   # JAX is slow to import: the command line is checked first.
+  from dgr2_jax.training import hosts
   from dgr2_jax.training import logging as metrics_logging
   from dgr2_jax.training import loop
   from dgr2_jax.training import stages
@@ -123,6 +128,8 @@ def main(argv: Sequence[str]) -> None:
       raise UsageError(f'--stage={_STAGE.value}: unknown; the stages are '
                        f'{", ".join(stages.STAGES)}.')
     validation.check(_CONFIG.value)
+    if _MULTIHOST.value is not None:
+      hosts.join(_MULTIHOST.value)
     stages.plan(_CONFIG.value, _STAGE.value)
     with workdir.open_workdir(_WORKDIR.value, _CONFIG.value) as directory:
       stages.run(_CONFIG.value, directory, _STAGE.value)

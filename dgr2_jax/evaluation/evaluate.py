@@ -148,9 +148,10 @@ class _Evaluation:
                    'speed_requests': self._config.timing_requests},
         'environment': _environment(self._experiment.mesh),
     }
-    report.write(self._experiment.workdir, content)
-    print(report.summary(content))
-    print(f'Report: {self._experiment.workdir / "report.html"}')
+    if jax.process_index() == 0:
+      report.write(self._experiment.workdir, content)
+      print(report.summary(content))
+      print(f'Report: {self._experiment.workdir / "report.html"}')
     return content
 
   def _modes(self, thresholds: tuple[float, ...]) -> dict[Any, dict[str, Any]]:

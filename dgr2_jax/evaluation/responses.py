@@ -39,7 +39,8 @@ def decode_split(
     model: the decoder.
     params: its parameters, on `mesh`.
     batches: of `prompt` [N, P], `prompt_length` [N], `example_id` [N] and
-      `valid` [N]; N is a multiple of the mesh's devices.
+      `valid` [N], the same on every host; N is a multiple of the mesh's
+      devices.
     rule: which tokens a step commits; of no account if drafts are verified.
     vocabulary: special ids.
     canvas: block size and rules; B = 1 decodes autoregressively.
@@ -56,13 +57,14 @@ def decode_split(
   parts, begin, told = [], time.monotonic(), time.monotonic()
   for index, batch in enumerate(batches):
     arrays = sharding.shard_batch(mesh, {
-        k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')})
+        k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')},
+                                  whole=True)
     with jax.set_mesh(mesh):
       rollout = decode(
           model, params, arrays['prompt'], arrays['prompt_length'],
           arrays['example_id'], jax.random.key(seed),
           vocabulary=vocabulary, canvas=canvas, config=config)
-    rollout = jax.device_get(rollout)
+    rollout = sharding.to_hosts(rollout)
     parts.append(jax.tree.map(lambda x: x[batch['valid'], 0], rollout))
     now = time.monotonic()
     if what and now - told > _PROGRESS_SECONDS:

@@ -141,11 +141,19 @@ class Experiment:
     return tuple(self.data.tokenizer.id(tokens.candidate(i + 1))
                  for i in range(self.config.data.num_candidates))
 
-  def train_batches(self, batch_size: int, files: Sequence[pathlib.Path]):
-    """An endless dataset of this host's training batches, by step."""
+  def train_batches(self, batch_size: int, files: Sequence[pathlib.Path],
+                    whole: bool = False):
+    """An endless dataset of training batches, by step.
+
+    Args:
+      batch_size: rows over all hosts.
+      files: of records.
+      whole: whether this host has all rows, or its share.
+    """
+    host, hosts = jax.process_index(), jax.process_count()
     return pipeline.train_batches(
         files, batch_size, self.data.prompt_length, self.data.response_length,
-        self.config.seed, jax.process_index(), jax.process_count())
+        self.config.seed, *((0, 1) if whole else (host, hosts)))
 
   def _checkpoints(self, stage: str) -> checkpoints_lib.Checkpoints | None:
     path = self.workdir / 'checkpoints' / stage

@@ -93,7 +93,8 @@ class Rollouts:
       experiment: an `experiment.Experiment`.
       stage: named in logs.
       canvas: block size and rules of the policy.
-      prompts: batches of N requests by index, see `pipeline.train_batches`.
+      prompts: batches of N requests by index, see `pipeline.train_batches`;
+        the same on every host, like all that is done on hosts here.
       config: see `RolloutConfig`.
       reward: see `RewardConfig`.
       annotate: adds what frozen models say to an update batch on the mesh.
@@ -101,9 +102,6 @@ class Rollouts:
         RL; to a teacher they are as good as others).
       supervised: batches of records by index, handed on beside the responses.
     """
-    if jax.process_count() > 1:
-      raise ValueError(f'{stage} runs in one process; found '
-                       f'{jax.process_count()}')
     self.updates = config.updates
     self._experiment = experiment
     self._stage = stage
@@ -179,7 +177,8 @@ class Rollouts:
     def dispatch(index):
       batch = self._prompts[index]
       arrays = sharding.shard_batch(experiment.mesh, {
-          k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')})
+          k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')},
+                                    whole=True)
       # The index too: a prompt that comes back gets other responses.
       key = jax.random.fold_in(jax.random.key(seed), index)
       with jax.set_mesh(experiment.mesh):
@@ -193,8 +192,8 @@ class Rollouts:
     for index in indices:
       current, ahead = ahead, dispatch(index)
       if current:
-        yield current[0], jax.device_get(current[1])
-    yield ahead[0], jax.device_get(ahead[1])
+        yield current[0], sharding.to_hosts(current[1])
+    yield ahead[0], sharding.to_hosts(ahead[1])
 
   def _groups(self, prompts: Batch, rollout: block_decoder.Rollout) -> Batch:
     """One row a request: its responses, what they earn and whether to learn."""
@@ -241,7 +240,8 @@ class Rollouts:
     batch = {k: v for k, v in batch.items() if k != 'call'}
     if self._supervised is not None:
       batch['supervised'] = dict(self._supervised[step])
-    return self._annotate(sharding.shard_batch(self._experiment.mesh, batch))
+    return self._annotate(sharding.shard_batch(
+        self._experiment.mesh, batch, whole=True))
 
   def _tell(self, round_: int, tally: _Tally, groups: Batch, decoded: int,
             informative: int) -> None:

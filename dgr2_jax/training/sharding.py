@@ -18,6 +18,7 @@ import re
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import numpy as np
 
@@ -121,13 +122,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P(BATCH_AXES))
 
 
-def shard_batch(mesh: Mesh,
-                batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """Turns this host's rows into global arrays.
+def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray],
+                whole: bool = False) -> dict[str, jax.Array]:
+  """Turns rows on hosts into global arrays.
 
   Args:
     mesh: from `make_mesh`.
     batch: arrays [N / hosts, ...], the rows that this host loaded.
+    whole: whether every host holds all N rows instead.
 
   Returns:
     Arrays [N, ...], split as `batch_sharding` says.
@@ -139,11 +141,19 @@ def shard_batch(mesh: Mesh,
   parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
   def place(path, x):
-    rows = x.shape[0] * jax.process_count()
+    rows = x.shape[0] * (1 if whole else jax.process_count())
     if rows % parts:
       raise ValueError(
           f'A batch of {rows} rows ({path_name(path)}) does not split over '
           f'{parts} devices (mesh data x fsdp); make batch_size a multiple.')
-    return jax.make_array_from_process_local_data(sharding, x)
+    return jax.make_array_from_process_local_data(
+        sharding, x, (rows, *x.shape[1:]))
 
   return jax.tree.map_with_path(place, dict(batch))
+
+
+def to_hosts(tree: Any) -> Any:
+  """Global arrays as NumPy arrays, whole on every host."""
+  if jax.process_count() == 1:
+    return jax.device_get(tree)
+  return multihost_utils.process_allgather(tree, tiled=True)

@@ -26,6 +26,7 @@ from typing import Any
 
 from absl import logging
 import jax
+from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
@@ -56,8 +57,11 @@ def fields_of(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Builds everything that is data; see `data/prepare.py`."""
-  prepare_lib.prepare(config, workdir / 'data')
+  """Builds everything that is data, on one host; see `data/prepare.py`."""
+  if jax.process_index() == 0:
+    prepare_lib.prepare(config, workdir / 'data')
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices('prepare')
 
 
 def ar_sft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -236,14 +240,15 @@ def _supervision(experiment: experiment_lib.Experiment,
     return section.cft_weight * loss, {'cft_loss': loss}
 
   return experiment.train_batches(
-      section.batch_size, experiment.data.supervised_files()), loss_fn
+      section.batch_size, experiment.data.supervised_files(),
+      whole=True), loss_fn
 
 
 def _prompts(experiment: experiment_lib.Experiment,
              section: ml_collections.ConfigDict):
   """Batches of training requests, each once an epoch."""
   return experiment.train_batches(
-      section.batch_size, [experiment.data.record_file('train')])
+      section.batch_size, [experiment.data.record_file('train')], whole=True)
 
 
 def _train(experiment: experiment_lib.Experiment, stage: str,

@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,9 @@ ONE = os.environ | {
     'XLA_FLAGS': '', 'JAX_COMPILATION_CACHE_DIR': _CACHE.name,
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1'}
-MANY = ONE | {'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
+FOUR, MANY = (
+    ONE | {'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}'}
+    for count in (4, 8))
 SPEED = ('tokens_per_second', 'speedup')
 
 
@@ -39,16 +42,20 @@ def run(workdir, *flags, env=ONE):
                         capture_output=True, check=False, env=env)
 
 
-def kill_at(sign, delay, workdir, *flags, env=ONE):
-  """Starts a run and kills it a while after a file appeared."""
-  process = subprocess.Popen(
-      command(workdir, *flags), cwd=ROOT, stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL, env=env)
-  while not (workdir / sign).exists() and process.poll() is None:
+def kill_at(sign, delay, workdir, *flags, env=ONE, processes=((),)):
+  """Starts a run, of one or more processes with flags of their own.
+
+  They are killed a while after a file appeared, the last one first.
+  """
+  started = [subprocess.Popen(
+      command(workdir, *flags, *own), cwd=ROOT, stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL, env=env) for own in processes]
+  while not (workdir / sign).exists() and started[0].poll() is None:
     time.sleep(.02)
   time.sleep(delay)
-  process.send_signal(signal.SIGKILL)
-  assert process.wait() == -signal.SIGKILL, 'it ended before it was killed'
+  for process in reversed(started):
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, 'it ended before it was killed'
 
 
 @pytest.fixture(scope='module')
@@ -153,11 +160,15 @@ def test_killed_at_random_steps_ends_with_the_same_bits(finished, tmp_path):
       np.testing.assert_array_equal(a, b, err_msg=f'{stage} {delays}')
 
 
-def test_eight_devices_and_then_one_train_as_one_does(finished, tmp_path):
-  """A run started on 8 simulated devices is resumed on a single one."""
+def test_two_processes_and_then_one_train_as_one_does(finished, tmp_path):
+  """A run of two processes of 4 devices each is resumed on a single one."""
   workdir = tmp_path / 'run'
-  assert run(workdir, '--stage=prepare').returncode == 0
-  kill_at('checkpoints/ar_sft/2.json', 0., workdir, '--stage=ar_sft', env=MANY)
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  kill_at('checkpoints/ar_sft/2.json', 0., workdir, '--config.mesh.fsdp=2',
+          env=FOUR, processes=[[f'--multihost=127.0.0.1:{port},{i}/2']
+                               for i in range(2)])
   for stage in ('ar_sft', 'ar_rl', 'convert'):
     result = run(workdir, f'--stage={stage}')
     assert result.returncode == 0, result.stderr[-3000:]
@@ -194,7 +205,9 @@ def test_bad_fields_are_named(tmp_path):
   for flag, message in (
       ('--config.canvas.block_size=5', 'canvas.block_size=5'),
       ('--config.model.num_kv_heads=3', 'model.num_kv_heads=3'),
-      ('--config.cft.learning_rat=1', 'learning_rate')):
+      ('--config.cft.learning_rat=1', 'learning_rate'),
+      ('--multihost=here', '--multihost=here: expected auto'),
+      ('--multihost=localhost:1,2/2', 'with I below N')):
     # --stage=cft needs prepare; a wrong field must not get that far.
     result = run(tmp_path / 'run', flag)
     assert result.returncode == 1
