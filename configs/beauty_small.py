@@ -10,6 +10,8 @@ experiments/beauty_small/.
 
 import ml_collections
 
+from dgr2_jax.training import sweeps
+
 
 def get_config() -> ml_collections.ConfigDict:
   """The experiment."""
@@ -188,3 +190,8 @@ def get_config() -> ml_collections.ConfigDict:
       timing_requests=24,
       timing_repetitions=3)
   return c
+
+
+def sweep():
+  """name -> fields that differ; --print_sweep lists the commands."""
+  return sweeps.ABLATIONS

@@ -9,6 +9,8 @@ out: `--config.recipe="('ar_sft','convert','cft','rl')"`.
 
 import ml_collections
 
+from dgr2_jax.training import sweeps
+
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` is '' or 'smoke'."""
@@ -215,3 +217,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     c.evaluate.update(timing_requests=2, timing_repetitions=1,
                       bootstrap_resamples=200)
   return c
+
+
+def sweep():
+  """name -> fields that differ; --print_sweep lists the commands."""
+  return sweeps.ABLATIONS

@@ -4,9 +4,13 @@
     python -m dgr2_jax.main --config=configs/quickstart.py --workdir=OTHER \\
         --stage=prepare --config.cft.steps=500
 
+    python -m dgr2_jax.main --config=configs/quickstart.py --workdir=SWEEP \\
+        --print_sweep
+
 Without --stage every stage runs in order. Any field of the config can be set
 as --config.section.field=value. The same command again goes on from where it
-was stopped. The exit code is 0 only when the work is complete.
+was stopped. --print_sweep lists the runs of the config's sweep() as commands,
+and runs none. The exit code is 0 only when the work is complete.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ _MULTIHOST = flags.DEFINE_string(
     'multihost', None, 'One process a host of a job: "auto" where JAX finds '
     'the others (TPU pods, Slurm, GKE, MPI), else HOST:PORT,I/N for process I '
     'of N, from zero, with the address of the first. All share --workdir.')
+_PRINT_SWEEP = flags.DEFINE_bool(
+    'print_sweep', False, "List the commands of the config's sweep() and end.")
 _DEBUG = flags.DEFINE_bool(
     'debug', False, 'Show the traceback of errors in config or data.')
 
@@ -109,9 +115,34 @@ def _fail(message: str, error: BaseException, code: int = 1) -> None:
   sys.exit(code)
 
 
+def _print_sweep() -> None:
+  # JAX is slow to import.
+  from dgr2_jax.training import sweeps
+
+  given = []
+  for arg in sys.argv[1:]:  # --flag value is --flag=value
+    if arg.startswith('-'):
+      given.append(arg)
+    else:
+      given[-1] += f'={arg}'
+  own = {name: next((arg.partition('=')[2] for arg in given
+                     if re.match(f'--?{name}(=|$)', arg)), '')
+         for name in ('config', 'workdir', 'print_sweep')}
+  others = [arg for arg in given
+            if arg.lstrip('-').partition('=')[0] not in own]
+  for line in sweeps.commands(own['config'], own['workdir'], others,
+                              sweeps.of(own['config'])):
+    print(line)
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the stages; maps what users can mend to one line and exit code 1."""
   del argv
+  if _PRINT_SWEEP.value:
+    try:
+      return _print_sweep()
+    except ValueError as e:
+      _fail(str(e), e)
   # JAX is slow to import: the command line is checked first.
   from dgr2_jax.training import hosts
   from dgr2_jax.training import logging as metrics_logging
