@@ -28,6 +28,7 @@ def read(
     path: str | pathlib.Path,
     dataset: interactions.Dataset,
     num_candidates: int,
+    report: directory.Report = directory.stop,
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """Reads candidate lists.
 
@@ -35,6 +36,7 @@ def read(
     path: of the file.
     dataset: the catalogue and its users.
     num_candidates: candidates of a request; longer lists are cut.
+    report: what is done with a line at fault.
 
   Returns:
     By split that the file has: users int64 [n], positions int64 [n] and
@@ -56,7 +58,8 @@ def read(
       if (split, user, position) in found:
         raise ValueError('a second list for the same user and position')
     except ValueError as e:
-      raise interactions.DataError(f'{path}:{number}: {e}') from e
+      report(interactions.DataError(f'{path}:{number}: {e}'))
+      continue
     found[split, user, position] = chosen
   if not found:
     raise interactions.DataError(f'{path}: no candidate lists')

@@ -15,7 +15,7 @@ Blank lines are skipped. `sequences.txt` is in order already, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import csv
 import json
 import math
@@ -28,14 +28,24 @@ from dgr2_jax.data import interactions
 ITEMS, SEQUENCES, PURCHASES = 'items.jsonl', 'sequences.txt', 'interactions.csv'
 COLUMNS = ('user_id', 'item_id', 'timestamp')
 
+# What is done with a line at fault: raised here, collected by a checker. A
+# reader that goes on leaves the line out.
+Report = Callable[[interactions.DataError], None]
+
+
+def stop(error: interactions.DataError) -> None:
+  """Raises the first error."""
+  raise error
+
 
 def read(
-    path: str | pathlib.Path
+    path: str | pathlib.Path, report: Report = stop
 ) -> tuple[dict[str, interactions.Item], interactions.Log]:
   """Reads a data directory.
 
   Args:
     path: the directory.
+    report: what is done with a line at fault.
 
   Returns:
     The items by id in file order, and the purchases.
@@ -52,25 +62,30 @@ def read(
     raise interactions.DataError(
         f'{path}: expected either {SEQUENCES} or {PURCHASES}, found '
         f'{"both" if found else "neither"}.')
-  items = read_items(path / ITEMS)
+  items = read_items(path / ITEMS, report)
   reader = read_sequences if found == [SEQUENCES] else read_purchases
-  return items, reader(path / found[0], items)
+  return items, reader(path / found[0], items, report)
 
 
-def read_items(path: str | pathlib.Path) -> dict[str, interactions.Item]:
+def read_items(path: str | pathlib.Path,
+               report: Report = stop) -> dict[str, interactions.Item]:
   """Reads `items.jsonl`: the items by id, in file order."""
   items, line_of = {}, {}
   for number, line in lines(path):
     where = f'{path}:{number}'
     try:
-      fields = json.loads(line)
-    except (ValueError, RecursionError) as e:
-      raise interactions.DataError(f'{where}: malformed JSON: {e}') from e
-    item = parse_item(fields, where)
-    if item.item_id in items:
-      raise interactions.DataError(
-          f'{where}: duplicate item_id {item.item_id!r}, first on line '
-          f'{line_of[item.item_id]}.')
+      try:
+        fields = json.loads(line)
+      except (ValueError, RecursionError) as e:
+        raise interactions.DataError(f'{where}: malformed JSON: {e}') from e
+      item = parse_item(fields, where)
+      if item.item_id in items:
+        raise interactions.DataError(
+            f'{where}: duplicate item_id {item.item_id!r}, first on line '
+            f'{line_of[item.item_id]}.')
+    except interactions.DataError as e:
+      report(e)
+      continue
     items[item.item_id], line_of[item.item_id] = item, number
   if not items:
     raise interactions.DataError(f'{path}: empty, expected one item a line.')
@@ -137,21 +152,23 @@ def is_number(value: object) -> bool:
 
 
 def read_sequences(
-    path: str | pathlib.Path,
-    items: dict[str, interactions.Item]) -> interactions.Log:
+    path: str | pathlib.Path, items: dict[str, interactions.Item],
+    report: Report = stop) -> interactions.Log:
   """Reads `sequences.txt`, whose items must all be in `items`."""
-  builder = _Builder(items)
+  builder = _Builder(items, report)
   line_of = {}
   for number, line in lines(path):
     user, *bought = line.split()
     where = f'{path}:{number}'
     if user in line_of:
-      raise interactions.DataError(
-          f'{where}: duplicate user {user!r}, first on line {line_of[user]}.')
+      report(interactions.DataError(
+          f'{where}: duplicate user {user!r}, first on line {line_of[user]}.'))
+      continue
     if not bought:
-      raise interactions.DataError(
+      report(interactions.DataError(
           f'{where}: user {user!r} has no items; expected a user id, then item '
-          'ids.')
+          'ids.'))
+      continue
     line_of[user] = number
     for item_id in bought:
       builder.add(user, item_id, where)
@@ -159,10 +176,10 @@ def read_sequences(
 
 
 def read_purchases(
-    path: str | pathlib.Path,
-    items: dict[str, interactions.Item]) -> interactions.Log:
+    path: str | pathlib.Path, items: dict[str, interactions.Item],
+    report: Report = stop) -> interactions.Log:
   """Reads `interactions.csv`, whose items must all be in `items`."""
-  builder = _Builder(items)
+  builder = _Builder(items, report)
   # The line on which a record starts; a quoted field may span lines.
   started = 1
 
@@ -183,13 +200,18 @@ def read_purchases(
     columns = [header.index(name) for name in COLUMNS]
     for record in records:
       where = f'{path}:{started}'
-      if len(record) != len(header):
-        raise interactions.DataError(
-            f'{where}: {len(record)} fields, the header has {len(header)}.')
-      user, item_id, stamp = (record[c].strip() for c in columns)
-      if not user:
-        raise interactions.DataError(f'{where}: empty user_id.')
-      builder.add(user, item_id, where, _timestamp(stamp, where))
+      try:
+        if len(record) != len(header):
+          raise interactions.DataError(
+              f'{where}: {len(record)} fields, the header has {len(header)}.')
+        user, item_id, stamp = (record[c].strip() for c in columns)
+        if not user:
+          raise interactions.DataError(f'{where}: empty user_id.')
+        time = _timestamp(stamp, where)
+      except interactions.DataError as e:
+        report(e)
+        continue
+      builder.add(user, item_id, where, time)
   except csv.Error as e:
     raise interactions.DataError(
         f'{path}:{started}: malformed CSV: {e}') from e
@@ -210,7 +232,8 @@ def _timestamp(text: str, where: str) -> float:
 class _Builder:
   """Collects the purchases of a file into a log."""
 
-  def __init__(self, items: dict[str, interactions.Item]):
+  def __init__(self, items: dict[str, interactions.Item], report: Report):
+    self._report = report
     self._items = tuple(items)
     self._item_index = {item_id: i for i, item_id in enumerate(items)}
     self._users = {}
@@ -220,8 +243,9 @@ class _Builder:
   def add(
       self, user: str, item_id: str, where: str, stamp: float | None = None):
     if item_id not in self._item_index:
-      raise interactions.DataError(
-          f'{where}: unknown item {item_id!r}, not in {ITEMS}.')
+      self._report(interactions.DataError(
+          f'{where}: unknown item {item_id!r}, not in {ITEMS}.'))
+      return
     self._rows.append((
         self._users.setdefault(user, len(self._users)),
         self._item_index[item_id]))

@@ -1,0 +1,45 @@
+"""The config to copy for a catalogue of your own.
+
+    python -m dgr2_jax.main --config=configs/forkme.py \\
+        --config.data.path=DIR --workdir=/tmp/mine
+
+DIR holds `items.jsonl` and `sequences.txt` or `interactions.csv`; see
+docs/your_data.md, and `python -m dgr2_jax.tools.check_data DIR` first. Copy this
+file beside the others, give it your name, and change what is below; everything
+else is as in `beauty_small.py`, which explains every field.
+"""
+
+import pathlib
+import runpy
+
+import ml_collections
+
+_BASE = pathlib.Path(__file__).with_name('beauty_small.py')
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The experiment."""
+  c = runpy.run_path(str(_BASE))['get_config']()
+
+  # Your data.
+  c.data.name = 'mine'  # what reports call it
+  c.data.min_count = 5  # users and items with fewer purchases are dropped
+  c.data.ties = 'file'  # or hash: order of purchases with equal times
+  # Lists of your own retriever, in candidates.jsonl; None: the built-in one's.
+  c.data.retriever.update(kind='cooccurrence', path='')  # file
+  # Items have ids of 3 codes of 64 each: about as many as items, or more.
+  c.semantic_ids.update(levels=3, codes=64, svd_dim=64)
+
+  # What the model reads of an item, and of how many purchases.
+  c.prompt.item_fields = ('category', 'brand')
+  c.prompt.max_history = 6
+  c.prompt.max_prompt = 132  # tokens; `prepare` says if it is too short
+
+  # How large, and how long. `beauty_small.py` trains longer, as its catalogue
+  # is forty times as large.
+  c.model.update(num_layers=4, width=80, mlp_dim=216)
+  c.ar_sft.update(steps=800, eval_every=400)
+  c.cft.update(steps=1200, eval_every=600)
+  c.opd.update(steps=40, eval_every=20)
+  c.rl.update(steps=60, eval_every=20)
+  return c

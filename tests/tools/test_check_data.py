@@ -1,0 +1,96 @@
+"""Every planted fault is named, and what looks wrong is said."""
+
+import json
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+from dgr2_jax.tools import check_data
+
+MAKE = runpy.run_path(str(
+    pathlib.Path(__file__).parents[2] / 'experiments/bookshop/make.py'))
+
+
+@pytest.fixture(name='shop')
+def _shop(tmp_path):
+  rng = np.random.default_rng(0)
+  items = MAKE['books'](rng, 150)
+  rows = MAKE['purchases'](rng, items, 200)
+  lines = [json.dumps(item) for item in items]
+  (tmp_path / 'items.jsonl').write_text('\n'.join(lines))
+  (tmp_path / 'interactions.csv').write_text('\n'.join(
+      ['user_id,item_id,timestamp', *(','.join(map(str, r)) for r in rows)]))
+  return tmp_path
+
+
+def edit(path, change):
+  lines = path.read_text().splitlines()
+  change(lines)
+  path.write_text('\n'.join(lines))
+
+
+def test_a_good_directory(shop, capsys):
+  assert check_data.main([str(shop)]) == 0
+  text = capsys.readouterr().out
+  assert 'Warnings' not in text and 'fault' not in text
+  assert 'users                 200' in text
+
+
+def test_all_lines_at_fault_are_listed(shop, capsys):
+  def spoil_items(lines):
+    lines[3] = '{"item_id": '
+    lines[4] = json.dumps({'item_id': 'x', 'title': 3, 'categories': ['a']})
+    lines.append(lines[0])
+
+  def spoil_purchases(lines):
+    lines[5] = 'reader0001,book001,yesterday'
+    lines[6] = 'reader0001,book001'
+    lines[7] = 'reader0001,nothing,5'
+
+  edit(shop / 'items.jsonl', spoil_items)
+  edit(shop / 'interactions.csv', spoil_purchases)
+  assert check_data.main([str(shop)]) == 2
+  text = capsys.readouterr().out
+  for where in ('items.jsonl:4: malformed', "items.jsonl:5: field 'title'",
+                'items.jsonl:151: duplicate', "interactions.csv:6: timestamp",
+                'interactions.csv:7: 2 fields',
+                "interactions.csv:8: unknown item 'nothing'"):
+    assert where in text
+  # Their items are unknown now, and twenty lines are shown.
+  assert 'and ' in text.splitlines()[-1] and text.splitlines()[-1].endswith(
+      'more')
+
+
+def test_lists_that_know_the_target(shop, capsys):
+  _, log = check_data.directory.read(shop)
+  items = {i: None for i in log.items}
+  data = check_data.interactions.dataset(
+      'x', {i: check_data.interactions.Item(i, '', ('a',)) for i in items}, log,
+      5, 'file', 0, 'x')
+  lines = []
+  for user, sequence in zip(data.users, data.sequences):
+    for split, position in (('train', len(sequence) - 3),
+                            ('test', len(sequence) - 1)):
+      others = [i for i in range(len(data.items)) if i not in sequence][:10]
+      chosen = ([sequence[position], *others][:10] if split == 'train'
+                else others)
+      lines.append(json.dumps({
+          'user_id': user, 'split': split, 'position': int(position),
+          'candidates': [data.items[i].item_id for i in chosen]}))
+  lines.append(json.dumps({'user_id': 'nobody', 'candidates': []}))
+  path = shop / 'candidates.jsonl'
+  path.write_text('\n'.join(lines))
+  assert check_data.main([str(shop), f'--candidates={path}']) == 2
+  text = capsys.readouterr().out
+  for warning in ('train: nearly all targets are candidate 1',
+                  'train: the target is in nearly every list',
+                  'No lists for validation', 'Training lists hit far more'):
+    assert warning in text
+  assert "unknown user 'nobody'" in text
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
+  assert check_data.main([str(tmp_path / 'none')]) == 1
+  assert capsys.readouterr().err.startswith('error: ')
