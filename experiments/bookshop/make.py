@@ -81,7 +81,7 @@ def requests(rng: np.random.Generator, items: list[dict],
              rows: list[tuple[str, str, int]], count: int = 20) -> list[dict]:
   """A request each of the first readers; the next volumes come first.
 
-  Of books that five readers bought: others leave the catalogue (data.min_count).
+  Of books that five readers bought; data.min_count drops the others.
   """
   bought = collections.Counter(item for _, item, _ in rows)
   known = [item['item_id'] for item in items if bought[item['item_id']] >= 5]
