@@ -55,6 +55,8 @@ class DecodeConfig:
       otherwise there; with `answer_ids`, used candidates are masked (the
       answer-constrained AR variant).
     answer_ids: the candidate tokens; empty for no constraint.
+    cache_dtype: of cached keys and values; empty is the model's. 'bfloat16'
+      halves a float32 cache, and what a forward reads of it.
   """
   max_response: int
   num_rollouts: int = 1
@@ -65,6 +67,7 @@ class DecodeConfig:
   fused: bool = False
   answer_marker: int = -1
   answer_ids: tuple[int, ...] = ()
+  cache_dtype: str = ''
 
   def __post_init__(self):
     if self.temperature < 0:
@@ -146,6 +149,20 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   Raises:
     ValueError: arguments that do not fit together.
   """
+  check(rule, canvas, config)
+  state, row_keys = begin(
+      model, params, prompt, prompt_length, example_id, key,
+      vocabulary=vocabulary, canvas=canvas, config=config)
+  state = jax.lax.while_loop(
+      lambda s: ~s.done.all(),
+      lambda s: step(model, params, s, row_keys, rule, vocabulary, canvas,
+                     config), state)
+  return rollout_of(state, vocabulary)
+
+
+def check(rule: commit.Rule, canvas: canvas_lib.CanvasConfig,
+          config: DecodeConfig) -> None:
+  """Raises ValueError for arguments of `decode` that do not fit together."""
   if config.max_response % canvas.block_size:
     raise ValueError(
         f'max_response={config.max_response} is not a multiple of '
@@ -156,16 +173,6 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   if isinstance(rule, commit.Adaptive) and not canvas.verifiable:
     raise ValueError('an adaptive threshold needs blocks whose clean stream is '
                      f'autoregressive, got {canvas}')
-  state, row_keys = begin(
-      model, params, prompt, prompt_length, example_id, key,
-      vocabulary=vocabulary, canvas=canvas, config=config)
-
-  def step(state: State) -> State:
-    return _step(model, params, state, row_keys, rule, vocabulary, canvas,
-                 config)
-
-  state = jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
-  return rollout_of(state, vocabulary)
 
 
 def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
@@ -177,8 +184,11 @@ def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
   n, g, length = example_id.shape[0], config.num_rollouts, config.max_response
   cache, last = canvas_lib.prefill(
       model, params, prompt, prompt_length, g, length)
-  row_keys = jax.vmap(
-      lambda i: jax.random.split(jax.random.fold_in(key, i), g))(example_id)
+  if config.cache_dtype:
+    prompt_keys, clean = jax.tree.map(
+        lambda x: x.astype(config.cache_dtype), (cache.prompt, cache.clean))
+    cache = cache.replace(prompt=prompt_keys, clean=clean)
+  row_keys = keys_of(key, example_id, g)
   state = State(
       cache=cache,
       tokens=jnp.full((n, g, length), vocabulary.eos_id, jnp.int32),
@@ -201,6 +211,12 @@ def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
   return state, row_keys
 
 
+def keys_of(key: jax.Array, example_id: jax.Array, num_rollouts: int):
+  """The rows' keys [N, G]."""
+  return jax.vmap(lambda i: jax.random.split(
+      jax.random.fold_in(key, i), num_rollouts))(example_id)
+
+
 def rollout_of(state: State, vocabulary: vocabulary_lib.Vocabulary) -> Rollout:
   """What the loop's last state says of the responses."""
   stands, end = _end_of_response(state, vocabulary)
@@ -209,8 +225,8 @@ def rollout_of(state: State, vocabulary: vocabulary_lib.Vocabulary) -> Rollout:
                  state.calls)
 
 
-def _step(model, params, state: State, row_keys, rule: commit.Rule, vocabulary,
-          canvas, config) -> State:
+def step(model, params, state: State, row_keys, rule: commit.Rule, vocabulary,
+         canvas, config) -> State:
   """One forward: a denoising step or a commit pass, row by row."""
   b = canvas.block_size
   positions = canvas_lib.block_positions(state.start, b)  # [N, G, B]

@@ -138,39 +138,74 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   """
   check(canvas, config, draft)
   judge = (model, params) if verifier is None else (verifier, verifier_params)
-  state, row_keys = block_decoder.begin(
+  state, row_keys = begin(
       *judge, prompt, prompt_length, example_id, key, vocabulary=vocabulary,
-      canvas=canvas, config=config)
+      canvas=canvas, config=config, draft=draft)
   own = None  # the drafter's cache, where another model verifies
   if verifier is not None:
     own, _ = canvas_lib.prefill(model, params, prompt, prompt_length,
                                 config.num_rollouts, config.max_response)
-  lengths = draft.lengths or (canvas.block_size,)
-  state = state.replace(  # tokens that a verification gave lately
-      agreement=jnp.full(state.start.shape, lengths[-1], jnp.float32))
+  state, _ = jax.lax.while_loop(
+      lambda carry: ~carry[0].done.all(),
+      lambda carry: step((model, params), judge, *carry, row_keys, vocabulary,
+                         canvas, config, draft), (state, own))
+  return block_decoder.rollout_of(state, vocabulary)
+
+
+def begin(*args: Any, canvas: canvas_lib.CanvasConfig, draft: DraftConfig,
+          **options: Any) -> tuple[block_decoder.State, jax.Array]:
+  """`block_decoder.begin`, with the tokens that a verification gave lately."""
+  state, row_keys = block_decoder.begin(*args, canvas=canvas, **options)
+  longest = _lengths(canvas, draft)[-1]
+  return state.replace(agreement=jnp.full(
+      state.start.shape, longest, jnp.float32)), row_keys
+
+
+def _lengths(canvas: canvas_lib.CanvasConfig,
+             draft: DraftConfig) -> tuple[int, ...]:
+  return draft.lengths or (canvas.block_size,)
+
+
+def step(drafter: tuple[transformer.Transformer, Any],
+         judge: tuple[transformer.Transformer, Any],
+         state: block_decoder.State, own: canvas_lib.Cache | None, row_keys,
+         vocabulary, canvas, config, draft: DraftConfig
+         ) -> tuple[block_decoder.State, canvas_lib.Cache | None]:
+  """A window's draft and verification.
+
+  Args:
+    drafter: model and parameters.
+    judge: the verifier's.
+    state: the loop's, with the judge's cache.
+    own: the drafter's cache; None if it is the judge.
+    row_keys: [N, G].
+    vocabulary: see `decode`, like all further arguments.
+    canvas: see there.
+    config: see there.
+    draft: see there.
+
+  Returns:
+    The next state and drafter's cache.
+  """
+  lengths = _lengths(canvas, draft)
 
   def window(length, carry):
     state, own = carry
-    drafter = state if own is None else state.replace(cache=own)
-    drafted = _draft(model, params, drafter, row_keys, length, vocabulary,
-                     canvas, config, draft)
+    drafted = _draft(
+        *drafter, state if own is None else state.replace(cache=own), row_keys,
+        length, vocabulary, canvas, config, draft)
     if own is not None:  # What is rejected is overwritten there, too.
       _, own = canvas_lib.decode_block(
-          model, params, own, drafted.tokens, drafted.start,
+          *drafter, own, drafted.tokens, drafted.start,
           jnp.ones_like(state.done), canvas)
     state = _verify(*judge, state, row_keys, drafted, vocabulary, canvas,
                     config, draft.steps + (own is not None))
     return state, own
 
-  def step(carry):
-    lately = jnp.mean(carry[0].agreement, where=~carry[0].done)
-    choice = jnp.sum(jnp.array(lengths[:-1]) < lately + 1, dtype=jnp.int32)
-    return jax.lax.switch(
-        choice, [functools.partial(window, n) for n in lengths], carry)
-
-  state, _ = jax.lax.while_loop(
-      lambda carry: ~carry[0].done.all(), step, (state, own))
-  return block_decoder.rollout_of(state, vocabulary)
+  lately = jnp.mean(state.agreement, where=~state.done)
+  choice = jnp.sum(jnp.array(lengths[:-1]) < lately + 1, dtype=jnp.int32)
+  return jax.lax.switch(
+      choice, [functools.partial(window, n) for n in lengths], (state, own))
 
 
 @flax.struct.dataclass

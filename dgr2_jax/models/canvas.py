@@ -252,7 +252,6 @@ def _in_prompt(size: int, prompt_length: jax.Array) -> jax.Array:
   return (jnp.arange(size) < prompt_length[:, None])[:, None, None, None]
 
 
-# --------------------------------------------------------------------------
 # Cached decoding: the same rules, one block of every response at a time.
 
 
@@ -387,13 +386,15 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
         attention_lib.Part(key_, value_, sees[:, :, None])])
     return out.reshape(query.shape), (key_[:, :, 0], value_[:, :, 0])
 
-  offset = cache.prompt_length[:, None, None]
+  places = (cache.prompt_length[:, None, None] + positions).reshape(n, g * w)
   hidden, emitted = model.apply(
-      {'params': params}, tokens.reshape(n, g * w),
-      (offset + positions).reshape(n, g * w), attention,
+      {'params': params}, tokens.reshape(n, g * w), places, attention,
       (cache.prompt, cache.clean), method='hidden')
-  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[None, :, None]
+  hidden = hidden.reshape(n, g, w, -1)
+  # By the last layer all have read the cache: writing it then copies nothing.
+  positions = jnp.where(jnp.isnan(hidden[..., 0]), length, positions)
+  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[:, None]
   written = jax.tree.map(
-      lambda old, new: old.at[:, rows[0], rows[1], positions].set(
-          new, mode='drop'), cache.clean, emitted)
-  return hidden.reshape(n, g, w, -1), cache.replace(clean=written)
+      lambda old, new: old.at[:, *rows, positions].set(
+          new.astype(old.dtype), mode='drop'), cache.clean, emitted)
+  return hidden, cache.replace(clean=written)

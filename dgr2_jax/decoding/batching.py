@@ -1,0 +1,298 @@
+"""Continuous batching: a row that is done takes the next request.
+
+    waiting: f g h ...            row 0   a a a a a a a d d d g g g g ...
+                                  row 1   b b b e e e e e e e f f f f ...
+                                  row 2   c c c c . h h h h ...
+
+Two programs take turns on one donated batch:
+
+    admit   prefills a few prompts, padded to the next of a few lengths, and
+            writes them into rows that are done
+    run     decodes all rows until so many are done
+
+The host looks at the batch once a `run`, not once a step. A response is a
+function of its prompt, its example id and the seed, as in `block_decoder`:
+neither neighbours nor the order of arrival change it.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+import functools
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
+import numpy as np
+
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
+from dgr2_jax.decoding import verification
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
+
+SMALLEST_BUCKET = 32
+_STATIC = ('model', 'vocabulary', 'canvas', 'config', 'draft')
+
+
+class Prompt(NamedTuple):
+  """A request: its prompt, int [p], and the example id that seeds sampling."""
+  tokens: np.ndarray
+  example_id: int = 0
+
+
+class Response(NamedTuple):
+  """The request's place in the order of arrival, and its responses.
+
+  `rollout` holds NumPy arrays without the request axis: [G, L] and [G].
+  """
+  index: int
+  rollout: block_decoder.Rollout
+
+
+def buckets(longest: int, smallest: int = SMALLEST_BUCKET) -> tuple[int, ...]:
+  """Lengths that prompts are padded to: 2^i and 3 * 2^i, up to `longest`.
+
+  A prompt becomes at most half as long again, and there are about
+  2 log2(longest / smallest) of them, each of which is a compiled program.
+  """
+  sizes = [smallest]
+  while sizes[-1] < longest:
+    sizes.append(sizes[-1] * 3 // 2)
+    sizes.append(sizes[-2] * 2)
+  return (*(size for size in sizes if size < longest), longest)
+
+
+def decode(model: transformer.Transformer, params: Any,
+           prompts: Iterable[Prompt], *, rule: commit.Rule,
+           vocabulary: vocabulary_lib.Vocabulary,
+           canvas: canvas_lib.CanvasConfig, config: block_decoder.DecodeConfig,
+           mesh: Mesh, rows: int, max_prompt: int,
+           draft: verification.DraftConfig | None = None, seed: int = 0,
+           admit: int | None = None) -> Iterator[Response]:
+  """Decodes requests as they come, each as `block_decoder.decode` would.
+
+  Greedily, equal prompts in flight are decoded once.
+
+  Args:
+    model: the decoder.
+    params: its parameters, on `mesh`.
+    prompts: any number; up to `rows` are taken ahead of those that decode.
+    rule: which tokens a step commits; of no account if drafts are verified.
+    vocabulary: special ids.
+    canvas: block size and rules; B = 1 decodes autoregressively.
+    config: length, rollouts and sampling.
+    mesh: of devices; rows are split over `data` and `fsdp`.
+    rows: N, requests that decode together; rounded up to the mesh's devices.
+    max_prompt: room for prompt tokens in a row's cache.
+    draft: how drafts are made if they are to be verified.
+    seed: of sampling.
+    admit: prompts that are prefilled together, which wait for as many rows to
+      be done; rounded like `rows`. None is a quarter of the rows.
+
+  Yields:
+    Responses in the order in which they are done.
+
+  Raises:
+    ValueError: arguments that do not fit together, or a prompt that is empty or
+      longer than `max_prompt`.
+  """
+  if draft is None:
+    block_decoder.check(rule, canvas, config)
+  else:
+    verification.check(canvas, config, draft)
+  for name, value in (('rows', rows), ('admit', 1 if admit is None else admit),
+                      ('max_prompt', max_prompt)):
+    if value < 1:
+      raise ValueError(f'{name}={value} must be at least 1')
+  rows = _multiple(rows, mesh.size)
+  admit = min(_multiple(admit or max(rows // 4, 1), mesh.size), rows)
+  how = dict(vocabulary=vocabulary, canvas=canvas, config=config, draft=draft)
+  return _decode(model, params, iter(prompts), rule, how, mesh, rows,
+                 max_prompt, seed, admit)
+
+
+def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
+            rows: int, max_prompt: int, seed: int,
+            admit: int) -> Iterator[Response]:
+  """The host's loop; see `decode`."""
+  sizes = buckets(max_prompt)
+  key = jax.random.key(seed)
+  with jax.set_mesh(mesh):
+    batch = _empty(model, rows, max_prompt, **how)
+  arrived, more = 0, True
+  waiting = collections.deque()  # of lists of indices, and the prompt
+  twins = {}  # greedy: prompt -> the indices that it stands for
+  owner = [None] * rows  # what a row decodes: (indices, prompt)
+  answered = []
+
+  def take(count: int) -> None:
+    """Lets `count` requests wait, if there are so many more."""
+    nonlocal arrived, more
+    while more and len(waiting) < count:
+      prompt = next(prompts, None)
+      if prompt is None:
+        more = False
+        return
+      if not 0 < len(prompt.tokens) <= max_prompt:
+        raise ValueError(f'prompt {arrived} has {len(prompt.tokens)} tokens: '
+                         f'expected 1 to {max_prompt}')
+      key = np.asarray(prompt.tokens, np.int32).tobytes()
+      if key in twins:
+        twins[key].append(arrived)
+      else:
+        indices = [arrived]
+        waiting.append((indices, prompt))
+        if not how['config'].temperature:
+          twins[key] = indices
+      arrived += 1
+
+  take(rows)
+  while True:
+    free = [row for row in range(rows) if owner[row] is None]
+    # A last, smaller group: nobody else is waiting for its prefill.
+    while waiting and (len(free) >= admit or len(free) >= len(waiting)):
+      group = [waiting.popleft() for _ in range(min(admit, len(waiting)))]
+      for row, request in zip(free, group):
+        owner[row] = request
+      with jax.set_mesh(mesh):
+        batch = _admit(model, params, batch, key, *_padded(
+            [prompt for _, prompt in group], free, rows, admit, sizes), **how)
+      free = free[len(group):]
+    if len(free) == rows:
+      yield from answered
+      return
+    # Nobody waits any more: all are decoded to their end.
+    wanted = admit if more else min(admit, len(waiting)) or rows
+    with jax.set_mesh(mesh):
+      batch, done, rollout = _run(
+          model, params, batch, key, rule,
+          np.int32(min(len(free) + wanted, rows)), **how)
+    # Now the device is busy: time for everything else.
+    yield from answered
+    take(rows)
+    done, rollout = jax.device_get((done, rollout))
+    answered = []
+    for row in range(rows):
+      if owner[row] is not None and done[row]:
+        indices, prompt = owner[row]
+        owner[row] = None
+        twins.pop(np.asarray(prompt.tokens, np.int32).tobytes(), None)
+        mine = jax.tree.map(lambda x, row=row: x[row], rollout)
+        answered += [Response(index, mine) for index in indices]
+
+
+@flax.struct.dataclass
+class _Batch:
+  """What stays on the device.
+
+  Attributes:
+    state: of all rows; those that decode nothing are done.
+    example_id: int32 [N].
+  """
+  state: block_decoder.State
+  example_id: jax.Array
+
+
+def _begin(draft: verification.DraftConfig | None):
+  """The prefill of a way to decode."""
+  if draft is None:
+    return block_decoder.begin
+  return functools.partial(verification.begin, draft=draft)
+
+
+@functools.partial(jax.jit, static_argnames=('rows', 'max_prompt', *_STATIC))
+def _empty(model, rows: int, max_prompt: int, *, vocabulary, canvas, config,
+           draft) -> _Batch:
+  """A batch whose rows are all done."""
+  ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+  state, _ = jax.eval_shape(
+      functools.partial(_begin(draft), model, vocabulary=vocabulary,
+                        canvas=canvas, config=config),
+      transformer.abstract_params(model.config), ints((rows, max_prompt)),
+      ints((rows,)), ints((rows,)), jax.random.key(0))
+  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
+  return _placed(_Batch(state.replace(done=jnp.ones_like(state.done)),
+                        jnp.zeros(rows, jnp.int32)))
+
+
+@functools.partial(
+    jax.jit, static_argnames=_STATIC, donate_argnames=('batch',))
+def _admit(model, params, batch: _Batch, key, prompt, prompt_length, example_id,
+           rows, *, vocabulary, canvas, config, draft) -> _Batch:
+  """Prefills prompts [K, p] and writes them into `rows` [K]; N is nowhere."""
+  new, _ = _begin(draft)(
+      model, params, prompt, prompt_length, example_id, key,
+      vocabulary=vocabulary, canvas=canvas, config=config)
+
+  def put(old, new):
+    return old.at[rows].set(new, mode='drop')
+
+  old = batch.state
+  # Of the responses' keys nothing is seen before it is written.
+  cache = old.cache.replace(
+      prompt_length=put(old.cache.prompt_length, prompt_length),
+      prompt=jax.tree.map(
+          lambda old, new: old.at[:, rows, :prompt.shape[1]].set(
+              new, mode='drop'), old.cache.prompt, new.cache.prompt))
+  state = jax.tree.map(put, old.replace(cache=None), new.replace(cache=None))
+  return _placed(_Batch(state.replace(cache=cache),
+                        put(batch.example_id, example_id)))
+
+
+@functools.partial(
+    jax.jit, static_argnames=_STATIC, donate_argnames=('batch',))
+def _run(model, params, batch: _Batch, key, rule, wanted, *, vocabulary, canvas,
+         config, draft) -> tuple[_Batch, jax.Array, block_decoder.Rollout]:
+  """Decodes until `wanted` rows are done; which, and what they hold."""
+  keys = block_decoder.keys_of(key, batch.example_id, config.num_rollouts)
+
+  def step(state):
+    if draft is None:
+      return block_decoder.step(model, params, state, keys, rule, vocabulary,
+                                canvas, config)
+    state, _ = verification.step(
+        (model, params), (model, params), state, None, keys, vocabulary, canvas,
+        config, draft)
+    return state
+
+  state = jax.lax.while_loop(
+      lambda state: state.done.all(-1).sum() < wanted, step, batch.state)
+  return (_placed(batch.replace(state=state)), state.done.all(-1),
+          block_decoder.rollout_of(state, vocabulary))
+
+
+def _placed(batch: _Batch) -> _Batch:
+  """Splits the rows over the mesh, always alike."""
+  def split(tree, axis):
+    spec = P(*[None] * axis, ('data', 'fsdp'))
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
+
+  cache = batch.state.cache
+  rest = split(batch.replace(state=batch.state.replace(
+      cache=cache.prompt_length)), 0)
+  return rest.replace(state=rest.state.replace(cache=canvas_lib.Cache(
+      split(cache.prompt, 1), split(cache.clean, 1), rest.state.cache)))
+
+
+def _padded(prompts: list[Prompt], free: list[int], rows: int, admit: int,
+            sizes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+  """K prompts, their lengths and ids, and rows; what is left over goes nowhere."""
+  longest = max(len(p.tokens) for p in prompts)
+  size = next(size for size in sizes if size >= longest)
+  prompt = np.zeros((admit, size), np.int32)
+  length, example_id = np.ones(admit, np.int32), np.zeros(admit, np.int32)
+  where = np.full(admit, rows, np.int32)
+  for i, (p, row) in enumerate(zip(prompts, free)):
+    prompt[i, :len(p.tokens)] = p.tokens
+    length[i], example_id[i], where[i] = len(p.tokens), p.example_id, row
+  return prompt, length, example_id, where
+
+
+def _multiple(count: int, of: int) -> int:
+  return -(-count // of) * of
