@@ -18,6 +18,7 @@ every line is answered, 2 if some are listed as errors, 1 if it could not run.
 from __future__ import annotations
 
 import argparse
+import collections
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -113,33 +114,27 @@ def _rerank(args: argparse.Namespace) -> int:
     bar = stack.enter_context(tqdm.tqdm(
         total=args.input.stat().st_size, unit='B', unit_scale=True,
         disable=None))
-    waiting = []
+    waiting = collections.deque()
 
-    def answer():
-      results = reranker.rerank([line.request for line in waiting], **how)
-      text = ''.join(_to_json(line.id, r) for line, r in zip(waiting, results))
-      out.write(text.encode())
+    def requests():
+      for line in _lines(f, reranker_lib.Request, reranker.check):
+        if line.error:
+          bad.write(json.dumps({'line': line.number, 'id': line.id,
+                                'error': line.error}) + '\n')
+          bad.flush()
+          count['errors'] += 1
+        elif _key(line.id) in answered:
+          count['answered'] += 1
+        else:
+          waiting.append(line.id)
+          yield line.request
+        bar.update(f.tell() - bar.n)
+
+    for result in reranker.stream(requests(), **how):
+      out.write(_to_json(waiting.popleft(), result).encode())
       out.flush()
-      count['answered'] += len(results)
-      count['invalid'] += sum(not r.valid for r in results)
-      waiting.clear()
-
-    for line in _lines(f, reranker_lib.Request, reranker.check):
-      if line.error:
-        bad.write(json.dumps({'line': line.number, 'id': line.id,
-                              'error': line.error}) + '\n')
-        bad.flush()
-        count['errors'] += 1
-      elif _key(line.id) in answered:
-        count['answered'] += 1
-      else:
-        waiting.append(line)
-      if len(waiting) == args.batch_size:
-        answer()
-      bar.n = f.tell()
-      bar.refresh()
-    if waiting:
-      answer()
+      count['answered'] += 1
+      count['invalid'] += not result.valid
     os.fsync(out.fileno())
   if not count['errors']:
     errors.unlink()

@@ -270,7 +270,8 @@ def step(model, params, state: State, row_keys, rule: commit.Rule, vocabulary,
                            tokens[..., jnp.minimum(index, b - 1)])
       answering = _answering(state, index[0], standing, config.answer_marker)
     chosen = rule.choose(eligible, confidence, commit.Context(
-        answering=answering, step=past, agreement=agreement))
+        answering=answering, step=past, agreement=agreement,
+        start=state.start))
     steps = past + 1
     chosen |= eligible & (steps >= config.max_denoising_steps)[..., None]
     alive = ~state.done

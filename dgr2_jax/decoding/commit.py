@@ -34,10 +34,12 @@ class Context:
     step: int32 [N, G], denoising steps of the block so far.
     agreement: float32 [N, G], recent share of committed tokens that are the
       clean stream's own choice; see `Adaptive`.
+    start: int32 [N, G], where the block begins; None in drafts.
   """
   answering: jax.Array | None
   step: jax.Array
   agreement: jax.Array
+  start: jax.Array | None = None
 
 
 @flax.struct.dataclass

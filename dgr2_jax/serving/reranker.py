@@ -13,26 +13,28 @@ is completed to a permutation (`decoding/permutation.py`), and says that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
+import itertools
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 import tqdm
 
 from dgr2_jax.data import facts
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import parsing
-from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import retrieval
 from dgr2_jax.data import traces
+from dgr2_jax.decoding import batching
+from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import permutation
 from dgr2_jax.decoding import verification
-from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
@@ -143,26 +145,38 @@ class Reranker:
     """Raises RequestError if a request cannot be answered."""
     self._checked(request)
 
-  def rerank(self, requests: Sequence[Request], mode: str = 'threshold',
+  def rerank(self, requests: Sequence[Request], *args: Any,
+             progress: bool = False, **options: Any) -> list[Reranking]:
+    """All answers at once; arguments and errors are those of `stream`.
+
+    Requests are checked before the first is decoded. `progress` shows a bar on
+    stderr.
+    """
+    answers = self.stream(requests, *args, **options)
+    for index, request in enumerate(requests):
+      self._checked(request, f'request {index}: ')
+    return list(tqdm.tqdm(answers, total=len(requests), disable=not progress,
+                          unit='req'))
+
+  def stream(self, requests: Iterable[Request], mode: str = 'threshold',
              threshold: float = .9, batch_size: int = 16,
-             complete: bool = False,
-             progress: bool = False) -> list[Reranking]:
-    """Answers requests.
+             complete: bool = False) -> Iterator[Reranking]:
+    """Answers requests while they come.
 
     An answer does not depend on the other requests.
 
     Args:
-      requests: any number.
+      requests: any number; a few batches of them are taken ahead.
       mode: 'threshold' commits tokens that are at least `threshold` probable;
         'verify' gives the autoregressive result in fewer forwards; 'ar'
         decodes one token a forward.
       threshold: tau in (0, 1]; 1 is one token a denoising step.
-      batch_size: requests decoded together.
+      batch_size: requests decoded together; one that is done makes room for
+        the next.
       complete: whether to complete invalid answers behind whole reasoning to
         permutations; of compact responses.
-      progress: whether to show a bar on stderr.
 
-    Returns:
+    Yields:
       One answer a request, in their order.
 
     Raises:
@@ -173,22 +187,40 @@ class Reranker:
     if complete and not self._experiment.candidate_ids():
       raise ValueError('complete=True needs compact responses, whose candidates '
                        'are single tokens')
-    checked = []
-    for index, request in enumerate(requests):
-      try:
-        checked.append(self._checked(request))
-      except RequestError as e:
-        raise RequestError(f'request {index}: {e}') from e
-    answers = []
-    with tqdm.tqdm(total=len(checked), disable=not progress, unit='req') as bar:
-      for begin in range(0, len(checked), batch_size):
-        part = checked[begin:begin + batch_size]
-        answers += self._answer(part, batch_size, decoding, complete)
-        bar.update(len(part))
-    return answers
+    return self._stream(requests, batch_size, decoding, complete)
+
+  def _stream(self, requests: Iterable[Request], batch_size: int,
+              decoding: dict[str, Any], complete: bool) -> Iterator[Reranking]:
+    """See `stream`."""
+    experiment, asked = self._experiment, []
+
+    def prompts():
+      numbered = enumerate(requests)
+      while part := list(itertools.islice(numbered, batch_size)):
+        checked = self._with_facts(
+            [self._checked(r, f'request {i}: ') for i, r in part])
+        ids = [self._template.prompt(r).ids for r in checked]
+        # Prompts of like lengths are prefilled together.
+        for k in sorted(range(len(part)), key=lambda k: len(ids[k])):
+          asked.append((part[k][0], checked[k], ids[k]))
+          yield batching.Prompt(ids[k])
+
+    ready, following = {}, 0
+    for index, rollout in batching.decode(
+        experiment.model, self._params, prompts(), rows=batch_size,
+        vocabulary=experiment.vocabulary, config=experiment.decode_config(),
+        mesh=experiment.mesh, max_prompt=experiment.config.prompt.max_prompt,
+        **decoding):
+      place, request, ids = asked[index]
+      asked[index] = None
+      ready[place] = self._answer(
+          request, ids, jax.tree.map(lambda x: x[0], rollout), complete)
+      while following in ready:
+        yield ready.pop(following)
+        following += 1
 
   def _decoding(self, mode: str, threshold: float) -> dict[str, Any]:
-    """Arguments of `responses.decode_split`."""
+    """Arguments of `batching.decode`."""
     experiment = self._experiment
     if mode not in MODES:
       raise ValueError(f'mode is {mode!r}: expected {", ".join(MODES)}')
@@ -199,8 +231,15 @@ class Reranker:
       verification.check(canvas, experiment.decode_config(), draft)
     return dict(canvas=canvas, rule=commit.Threshold(threshold), draft=draft)
 
-  def _checked(self, request: Request) -> requests_lib.Request:
-    """The request in indices, without facts yet."""
+  def _checked(self, request: Request,
+               name: str = '') -> requests_lib.Request:
+    """The request in indices, without facts yet; `name` opens errors."""
+    try:
+      return self._indexed(request)
+    except RequestError as e:
+      raise RequestError(f'{name}{e}') from e
+
+  def _indexed(self, request: Request) -> requests_lib.Request:
     def items(ids, what):
       unknown = [i for i in ids if i not in self._item_index]
       if unknown:
@@ -271,70 +310,14 @@ class Reranker:
     return [dataclasses.replace(r, scores=scores[i], facts=levels[i])
             for i, r in enumerate(requests)]
 
-  def _answer(self, requests: Sequence[requests_lib.Request], batch_size: int,
-              decoding: dict[str, Any], complete: bool) -> list[Reranking]:
-    """One batch, filled up with its last request."""
-    experiment = self._experiment
-    ids = [self._template.prompt(r).ids for r in self._with_facts(requests)]
-    longest = max(map(len, ids))
-    if longest > experiment.data.prompt_length:  # than any that was prepared
-      longest = pipeline.padded_length(
-          [experiment.config.prompt.max_prompt],
-          experiment.config.prompt.pad_multiple)
-    else:
-      longest = experiment.data.prompt_length
-    rows = -(-batch_size // experiment.mesh.size) * experiment.mesh.size
-    ids += ids[-1:] * (rows - len(ids))
-    prompt = np.full((rows, longest), experiment.data.tokenizer.pad_id,
-                     np.int32)
-    for row, tokens in zip(prompt, ids):
-      row[:len(tokens)] = tokens
-    batch = dict(
-        prompt=prompt, prompt_length=np.array([len(x) for x in ids], np.int32),
-        example_id=np.arange(rows, dtype=np.int32),
-        valid=np.arange(rows) < len(requests))
-    rollout = responses.decode_split(
-        experiment.model, self._params, [batch],
-        vocabulary=experiment.vocabulary, config=experiment.decode_config(),
-        mesh=experiment.mesh, **decoding)
-    parses = [experiment.parser.strict(tokens[:length])
-              for tokens, length in zip(rollout.tokens, rollout.length)]
-    orders = [parse.order for parse in parses]
-    if complete:
-      orders = self._completed(batch, rollout.tokens, parses)
-    return [
-        self._reranking(request, parse, order, tokens[:length], call[:length],
-                        calls)
-        for request, parse, order, tokens, length, call, calls in zip(
-            requests, parses, orders, rollout.tokens, rollout.length,
-            rollout.call, rollout.calls)]
-
-  def _completed(
-      self, batch: dict[str, np.ndarray], tokens: np.ndarray,
-      parses: Sequence[parsing.Parse]) -> list[Sequence[int] | None]:
-    """The orders of a batch, invalid ones completed where that can be."""
-    orders = [parse.order for parse in parses]
-    last = tokens.shape[1] - self.num_candidates
-    wanted = [i for i, parse in enumerate(parses) if parse.order is None
-              and parse.answer_start is not None and parse.answer_start <= last]
-    if not wanted:
-      return orders
-    # As many rows as always: one program.
-    rows = wanted + wanted[-1:] * (len(batch['valid']) - len(wanted))
-    experiment = self._experiment
-    found = permutation.complete(
-        experiment.model, self._params, batch['prompt'][rows],
-        batch['prompt_length'][rows], tokens[rows],
-        np.array([parses[i].answer_start for i in rows]),
-        experiment.candidate_ids(), experiment.vocabulary, experiment.canvas)
-    for i, order in zip(wanted, found.tolist()):
-      orders[i] = order
-    return orders
-
-  def _reranking(self, request: requests_lib.Request, parse: parsing.Parse,
-                 order: Sequence[int] | None, tokens: np.ndarray,
-                 call: np.ndarray, calls: int) -> Reranking:
-    """What is told of one response."""
+  def _answer(self, request: requests_lib.Request, ids: Sequence[int],
+              rollout: block_decoder.Rollout, complete: bool) -> Reranking:
+    """Reads a response [L] to the prompt `ids`."""
+    tokens = rollout.tokens[:rollout.length]
+    parse = self._experiment.parser.strict(tokens)
+    order = parse.order
+    if complete and order is None:
+      order = self._completed(ids, rollout.tokens, parse.answer_start)
     decode = self._experiment.data.tokenizer.decode
     texts = [decode([int(token)]) for token in tokens]
     explanation = parse.explanation
@@ -347,8 +330,25 @@ class Reranker:
         ranking=tuple(self._item_ids[request.candidates[i]] for i in ranking),
         valid=parse.failure == parsing.VALID,
         completed=order is not None and parse.order is None,
-        failure=parse.failure, explanation=explanation, forwards=int(calls),
-        trace=tuple(Token(text, int(c)) for text, c in zip(texts, call)))
+        failure=parse.failure, explanation=explanation,
+        forwards=int(rollout.calls),
+        trace=tuple(Token(text, int(c))
+                    for text, c in zip(texts, rollout.call)))
+
+  def _completed(self, ids: Sequence[int], tokens: np.ndarray,
+                 answer_start: int | None) -> Sequence[int] | None:
+    """The order that the reasoning leads to, if there is room for one."""
+    if (answer_start is None
+        or answer_start > len(tokens) - self.num_candidates):
+      return None
+    experiment = self._experiment
+    # As long as any: one program.
+    prompt = np.zeros((1, experiment.config.prompt.max_prompt), np.int32)
+    prompt[0, :len(ids)] = ids
+    return permutation.complete(
+        experiment.model, self._params, prompt, np.array([len(ids)]),
+        tokens[None], np.array([answer_start]), experiment.candidate_ids(),
+        experiment.vocabulary, experiment.canvas)[0].tolist()
 
 
 def _as_float(number: float) -> float:

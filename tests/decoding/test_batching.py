@@ -92,3 +92,94 @@ def test_a_request_is_decoded_as_if_it_were_alone(way):
   # Rows did not wait for each other, and requests differ.
   assert [r.index for r in responses] != list(range(11))
   assert len({w.tokens.tobytes() for w in want}) > 5
+
+
+def test_buckets_are_few_and_near():
+  assert batching.buckets(132) == (32, 48, 64, 96, 128, 132)
+  assert batching.buckets(20) == (20,)
+  sizes = batching.buckets(4096)
+  assert len(sizes) == 15
+  for length in range(17, 4097):
+    assert min(s for s in sizes if s >= length) < max(1.51 * length, 33)
+
+
+def test_a_day_compiles_no_more_than_its_buckets():
+  """1,000 requests of random lengths, and another day compiles nothing."""
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda name, *_, **__: compiled.append(name)
+      if name.endswith('backend_compile_duration') else None)
+  how, _ = arguments(AR)
+  how['config'] = block_decoder.DecodeConfig(max_response=4)
+  mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  model()
+  for day in (0, 1):
+    compiled.clear()
+    prompts = prompts_of(1_000, seed=day, longest=96)
+    count = sum(1 for _ in batching.decode(
+        *model(), prompts, rule=commit.Threshold(1.), mesh=mesh, rows=32,
+        max_prompt=96, **how))
+    assert count == 1_000
+    # One a bucket; the empty batch, the step loop and the key.
+    assert len(compiled) <= (len(batching.buckets(96)) + 3 if day == 0 else 0)
+
+
+def test_equal_prompts_are_decoded_once_if_greedy(monkeypatch):
+  prefilled = []
+  padded = batching._padded
+  monkeypatch.setattr(batching, '_padded', lambda prompts, *rest: (
+      prefilled.extend(prompts), padded(prompts, *rest))[1])
+  one, other = prompts_of(2)
+  prompts = [one, other, one._replace(example_id=5), one]
+  got = {r.index: r.rollout for r in together(prompts, WAYS['threshold'])}
+  assert sorted(got) == [0, 1, 2, 3] and len(prefilled) == 2
+  for index in (2, 3):
+    equal(got[index], got[0])
+  prefilled.clear()
+  got = {r.index: r.rollout
+         for r in together(prompts, WAYS['threshold, sampled'])}
+  assert len(prefilled) == 4
+  assert (got[2].tokens != got[0].tokens).any()  # another example
+
+
+@pytest.mark.parametrize('unroll', [False, True])
+@pytest.mark.parametrize('way', ['threshold', 'verify', 'ar'])
+def test_a_step_copies_no_cache_and_encodes_no_prompt(way, unroll):
+  """No array as large as a cache but the caches, which are updated in place."""
+  how, draft = arguments(**WAYS[way])
+  how['config'] = block_decoder.DecodeConfig(max_response=52)
+  network, params = tiny.model(unroll_layers=unroll)
+  mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    batch = jax.eval_shape(lambda: batching._empty(
+        network, 3, 37, draft=draft, **how))
+    text = batching._run.lower(
+        network, params, batch, jax.random.key(0), commit.Threshold(.9),
+        np.int32(3), draft=draft, **how).compile().as_text()
+  # [layers, rows, 37 or 52 positions, key heads, head dim]
+  sizes = {2 * 3 * 37 * 2 * 6: 0, 2 * 3 * 52 * 2 * 6: 0}
+  for shape, operation in re.findall(
+      r'^ +(?:ROOT )?%\S+ = \w+\[([\d,]+)\]\S* ([\w-]+)\(', text, re.M):
+    size = np.prod([int(n) for n in shape.split(',')])
+    if size in sizes:
+      sizes[size] += 1
+      assert operation in ('parameter', 'get-tuple-element', 'bitcast',
+                           'scatter', 'fusion', 'dynamic-update-slice',
+                           'while'), operation
+    # The prompt's tokens, or their states, are nowhere.
+    assert not re.search(r'\b(37|111)\b', shape) or size in sizes or (
+        '24' not in shape.split(',')), shape
+  assert all(sizes.values())
+
+
+def test_bad_arguments_are_named():
+  good, _ = prompts_of(2)
+  for changes, message in (
+      (dict(rows=0), 'rows=0'), (dict(admit=0), 'admit=0')):
+    with pytest.raises(ValueError, match=message):
+      together([good], WAYS['ar'], **changes)
+  for size in (0, LONGEST + 1):
+    with pytest.raises(ValueError, match=f'prompt 1 has {size} tokens'):
+      together([good, batching.Prompt(np.ones(size, int))], WAYS['ar'])
+  with pytest.raises(ValueError, match='max_response=12'):
+    together([good], dict(canvas=canvas_lib.CanvasConfig(5)))

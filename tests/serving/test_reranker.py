@@ -14,8 +14,8 @@ from dgr2_jax import rerank
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prepare
 from dgr2_jax.data import traces
+from dgr2_jax.decoding import batching
 from dgr2_jax.decoding import block_decoder
-from dgr2_jax.evaluation import responses
 from dgr2_jax.serving import reranker as reranker_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
@@ -86,46 +86,39 @@ def test_a_new_user_is_one_whom_no_count_has_seen(reranker, workdir,
     np.testing.assert_array_equal(got, prompts_of(reranker, [request])[0])
 
 
-def answering(reranker, monkeypatch, order_of):
-  """Lets the decoder write the response of an order, or garbage for None."""
-  seen = []
+def writing(monkeypatch, write):
+  """Lets `write` fill in the response [L] to a prompt's ids; its length."""
+  def decode(model, params, prompts, *, config, **options):
+    del model, params, options
+    # As they are done: the last of a batch first.
+    for index, prompt in reversed(list(enumerate(prompts))):
+      tokens = np.zeros(config.max_response, np.int32)
+      length = write(prompt.tokens, tokens)
+      yield batching.Response(index, block_decoder.Rollout(
+          tokens[None], np.array([length]), np.array([length < len(tokens)]),
+          np.arange(len(tokens))[None] // 4, np.zeros((1, len(tokens))),
+          np.array([9])))
 
-  def decode_split(model, params, batches, **options):
-    del model, params
-    batch, = batches
-    rows = int(batch['valid'].sum())
-    length = reranker._experiment.data.response_length
-    tokens = np.zeros((rows, length), np.int32)
-    lengths = np.full(rows, length)
-    for row in range(rows):
-      request = order_of.requests[len(seen)]
-      seen.append(options)
-      order = order_of(request)
-      if order is not None:
-        response = reranker._template.response(
-            request, order, 1, np.zeros(len(order), int)).ids
-        tokens[row, :len(response)] = response
-        lengths[row] = len(response)
-    call = np.broadcast_to(np.arange(length) // 4, tokens.shape)
-    return block_decoder.Rollout(
-        tokens, lengths, lengths < length, call, np.zeros(tokens.shape),
-        np.full(rows, 9))
-
-  monkeypatch.setattr(responses, 'decode_split', decode_split)
-  return seen
+  monkeypatch.setattr(batching, 'decode', decode)
 
 
 def test_answers_are_the_responses_orders(reranker, monkeypatch):
   requests = requests_of(reranker)[:5]
+  checked = reranker._with_facts([reranker._checked(r) for r in requests])
+  asked = dict(zip(map(bytes, prompts_of(reranker, requests)), checked))
 
-  def order_of(request):
-    if request.history[-1] == order_of.requests[3].history[-1]:
-      return None
-    return traces.target_first(request.candidates, request.candidates[-1])
+  def write(prompt, tokens):
+    request = asked[bytes(prompt)]
+    if request is checked[3]:
+      return len(tokens)  # garbage
+    response = reranker._template.response(
+        request, traces.target_first(
+            request.candidates, request.candidates[-1]), 1, np.zeros(10, int)
+    ).ids
+    tokens[:len(response)] = response
+    return len(response)
 
-  order_of.requests = reranker._with_facts(
-      [reranker._checked(r) for r in requests])
-  answering(reranker, monkeypatch, order_of)
+  writing(monkeypatch, write)
   answers = reranker.rerank(requests, batch_size=2)
   assert [a.valid for a in answers] == [True, True, True, False, True]
   for request, answer in zip(requests, answers):
@@ -140,24 +133,21 @@ def test_answers_are_the_responses_orders(reranker, monkeypatch):
 
 def test_invalid_answers_can_be_completed(reranker, monkeypatch):
   requests = requests_of(reranker)[:3]
-  written = reranker._with_facts([reranker._checked(r) for r in requests])
+  checked = reranker._with_facts([reranker._checked(r) for r in requests])
+  prompts = [list(ids) for ids in prompts_of(reranker, requests)]
 
-  def decode_split(model, params, batches, **options):
-    del model, params, options
-    rows = np.flatnonzero(batches[0]['valid'])
-    tokens = np.zeros((len(rows), 36), np.int32)
-    for row, request in zip(rows, written):
-      response = reranker._template.response(
-          request, np.arange(10), 1, np.zeros(10, int)).ids
-      tokens[row, :len(response)] = response
-    tokens[0, response.size - 3] = tokens[0, response.size - 2]  # twice
-    tokens[1, :] = 0  # not even a marker
-    length = np.array([len(response), 36, len(response)])
-    return block_decoder.Rollout(
-        tokens, length, length < 36, np.zeros_like(tokens),
-        np.zeros(tokens.shape), np.full(3, 9))
+  def write(prompt, tokens):
+    which = prompts.index(list(prompt))
+    if which == 1:
+      return len(tokens)  # not even a marker
+    response = reranker._template.response(
+        checked[which], np.arange(10), 1, np.zeros(10, int)).ids
+    tokens[:len(response)] = response
+    if which == 0:
+      tokens[len(response) - 3] = tokens[len(response) - 2]  # twice
+    return len(response)
 
-  monkeypatch.setattr(responses, 'decode_split', decode_split)
+  writing(monkeypatch, write)
   plain = reranker.rerank(requests)
   assert [a.failure for a in plain] == ['duplicate', 'overflow', 'valid']
   assert not any(a.completed for a in plain)
