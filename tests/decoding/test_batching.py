@@ -1,6 +1,7 @@
 """Continuous batching against decoding every request alone."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
