@@ -139,7 +139,8 @@ def _rerank(args: argparse.Namespace) -> int:
   if not count['errors']:
     errors.unlink()
   print(f'{count["answered"]} answered ({count["invalid"]} of this run not '
-        f'valid), {count["errors"]} errors' + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
+        f'valid), {count["errors"]} errors'
+        + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
   return 2 if count['errors'] else 0
 
 

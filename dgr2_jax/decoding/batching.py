@@ -125,13 +125,13 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
   with jax.set_mesh(mesh):
     batch = _empty(model, rows, max_prompt, **how)
   arrived, more = 0, True
-  waiting = collections.deque()  # of lists of indices, and the prompt
-  twins = {}  # greedy: prompt -> the indices that it stands for
-  owner = [None] * rows  # what a row decodes: (indices, prompt)
+  asked = {}  # work in flight -> the requests it is for, several if equal
+  waiting = collections.deque()  # (work, prompt)
+  owner = [None] * rows  # the work that a row does
   answered = []
 
   def take(count: int) -> None:
-    """Lets `count` requests wait, if there are so many more."""
+    """Lets `count` prompts wait, if there are so many more."""
     nonlocal arrived, more
     while more and len(waiting) < count:
       prompt = next(prompts, None)
@@ -141,14 +141,12 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
       if not 0 < len(prompt.tokens) <= max_prompt:
         raise ValueError(f'prompt {arrived} has {len(prompt.tokens)} tokens: '
                          f'expected 1 to {max_prompt}')
-      key = np.asarray(prompt.tokens, np.int32).tobytes()
-      if key in twins:
-        twins[key].append(arrived)
-      else:
-        indices = [arrived]
-        waiting.append((indices, prompt))
-        if not how['config'].temperature:
-          twins[key] = indices
+      work = arrived
+      if not how['config'].temperature:
+        work = np.asarray(prompt.tokens, np.int32).tobytes()
+      if work not in asked:
+        waiting.append((work, prompt))
+      asked.setdefault(work, []).append(arrived)
       arrived += 1
 
   take(rows)
@@ -157,8 +155,8 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
     # A last, smaller group: nobody else is waiting for its prefill.
     while waiting and (len(free) >= admit or len(free) >= len(waiting)):
       group = [waiting.popleft() for _ in range(min(admit, len(waiting)))]
-      for row, request in zip(free, group):
-        owner[row] = request
+      for row, (work, _) in zip(free, group):
+        owner[row] = work
       with jax.set_mesh(mesh):
         batch = _admit(model, params, batch, key, *_padded(
             [prompt for _, prompt in group], free, rows, admit, sizes), **how)
@@ -166,7 +164,7 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
     if len(free) == rows:
       yield from answered
       return
-    # Nobody waits any more: all are decoded to their end.
+    # If nobody waits any more, all are decoded to their end.
     wanted = admit if more else min(admit, len(waiting)) or rows
     with jax.set_mesh(mesh):
       batch, done, rollout = _run(
@@ -177,13 +175,11 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
     take(rows)
     done, rollout = jax.device_get((done, rollout))
     answered = []
-    for row in range(rows):
-      if owner[row] is not None and done[row]:
-        indices, prompt = owner[row]
-        owner[row] = None
-        twins.pop(np.asarray(prompt.tokens, np.int32).tobytes(), None)
+    for row in np.flatnonzero(done):
+      if owner[row] is not None:
         mine = jax.tree.map(lambda x, row=row: x[row], rollout)
-        answered += [Response(index, mine) for index in indices]
+        answered += [Response(index, mine) for index in asked.pop(owner[row])]
+        owner[row] = None
 
 
 @flax.struct.dataclass
@@ -282,7 +278,7 @@ def _placed(batch: _Batch) -> _Batch:
 
 def _padded(prompts: list[Prompt], free: list[int], rows: int, admit: int,
             sizes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-  """K prompts, their lengths and ids, and rows; what is left over goes nowhere."""
+  """K prompts, their lengths, ids and rows; those left over go nowhere."""
   longest = max(len(p.tokens) for p in prompts)
   size = next(size for size in sizes if size >= longest)
   prompt = np.zeros((admit, size), np.int32)

@@ -185,8 +185,8 @@ class Reranker:
     """
     decoding = self._decoding(mode, threshold)
     if complete and not self._experiment.candidate_ids():
-      raise ValueError('complete=True needs compact responses, whose candidates '
-                       'are single tokens')
+      raise ValueError('complete=True needs compact responses, whose '
+                       'candidates are single tokens')
     return self._stream(requests, batch_size, decoding, complete)
 
   def _stream(self, requests: Iterable[Request], batch_size: int,

@@ -114,8 +114,8 @@ def compare(static, continuous, rows: int) -> dict[str, Any]:
 def table(name: str, content: dict[str, Any]) -> str:
   lines = [
       f'# Static batches against continuous admission: {name}', '',
-      'Written by batching.py. Speed: requests a second, static = 1 in the same '
-      'row.', '',
+      'Written by batching.py. Speed: requests a second, static = 1 in the '
+      'same row.', '',
       f'Machine: {content["machine"]}; jax {content["jax"]}; '
       f'{content["points"][0]["requests"]} requests, median of '
       f'{content["repetitions"]} passes; cache '

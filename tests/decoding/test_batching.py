@@ -2,6 +2,8 @@
 
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,6 @@ WAYS = {
     'threshold': dict(canvas=BLOCKS),
     'threshold, sampled': dict(canvas=BLOCKS, temperature=.7, num_rollouts=2),
     'ar': dict(canvas=AR),
-    'verify': dict(canvas=BLOCKS, draft=verification.DraftConfig()),
     'verify, sampled': dict(canvas=BLOCKS, draft=verification.DraftConfig(),
                             temperature=.7),
 }
@@ -35,6 +36,11 @@ def model():
   network, params = tiny.model()
   return network, params | {
       'embedding': params['embedding'].at[V.eos_id].multiply(3)}
+
+
+def mesh_of(devices=1):
+  return sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1),
+                            jax.devices()[:devices])
 
 
 def prompts_of(n, seed=0, longest=LONGEST):
@@ -64,11 +70,10 @@ def alone(prompt, way, seed=3):
 
 def together(prompts, way, seed=3, rows=4, devices=1, **options):
   how, draft = arguments(**way)
-  mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1),
-                            jax.devices()[:devices])
   return list(batching.decode(
-      *model(), prompts, rule=commit.Threshold(.4), draft=draft, mesh=mesh,
-      rows=rows, max_prompt=LONGEST, seed=seed, **how, **options))
+      *model(), prompts, rule=commit.Threshold(.4), draft=draft,
+      mesh=mesh_of(devices), rows=rows, max_prompt=LONGEST, seed=seed, **how,
+      **options))
 
 
 def equal(got, want):
@@ -112,13 +117,12 @@ def test_a_day_compiles_no_more_than_its_buckets():
       if name.endswith('backend_compile_duration') else None)
   how, _ = arguments(AR)
   how['config'] = block_decoder.DecodeConfig(max_response=4)
-  mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
   model()
   for day in (0, 1):
     compiled.clear()
     prompts = prompts_of(1_000, seed=day, longest=96)
     count = sum(1 for _ in batching.decode(
-        *model(), prompts, rule=commit.Threshold(1.), mesh=mesh, rows=32,
+        *model(), prompts, rule=commit.Threshold(1.), mesh=mesh_of(), rows=32,
         max_prompt=96, **how))
     assert count == 1_000
     # One a bucket; the empty batch, the step loop and the key.
@@ -143,15 +147,14 @@ def test_equal_prompts_are_decoded_once_if_greedy(monkeypatch):
   assert (got[2].tokens != got[0].tokens).any()  # another example
 
 
-@pytest.mark.parametrize('unroll', [False, True])
-@pytest.mark.parametrize('way', ['threshold', 'verify', 'ar'])
+@pytest.mark.parametrize('way, unroll', [
+    ('threshold', True), ('ar', False), ('verify, sampled', True)])
 def test_a_step_copies_no_cache_and_encodes_no_prompt(way, unroll):
   """No array as large as a cache but the caches, which are updated in place."""
   how, draft = arguments(**WAYS[way])
   how['config'] = block_decoder.DecodeConfig(max_response=52)
   network, params = tiny.model(unroll_layers=unroll)
-  mesh = sharding.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh_of()):
     batch = jax.eval_shape(lambda: batching._empty(
         network, 3, 37, draft=draft, **how))
     text = batching._run.lower(
@@ -184,3 +187,36 @@ def test_bad_arguments_are_named():
       together([good, batching.Prompt(np.ones(size, int))], WAYS['ar'])
   with pytest.raises(ValueError, match='max_response=12'):
     together([good], dict(canvas=canvas_lib.CanvasConfig(5)))
+
+
+def test_rows_are_split_over_devices():
+  """Two devices, each with half of the rows, decode what one does."""
+  subprocess.run([sys.executable, '-c', '''
+import jax
+jax.config.update('jax_num_cpu_devices', 2)
+from tests.decoding import test_batching as t
+prompts = t.prompts_of(7)
+for response in t.together(prompts, t.WAYS['ar'], devices=2):
+  t.equal(response.rollout, t.alone(prompts[response.index], t.WAYS['ar']))
+'''], check=True, timeout=300)
+
+
+def test_a_cache_in_bfloat16_is_half_as_large_and_nearly_as_good():
+  prompts, way = prompts_of(8), WAYS['ar']
+  how, _ = arguments(**way, cache_dtype='bfloat16')
+  with jax.set_mesh(mesh_of()):
+    cache = jax.eval_shape(lambda: batching._empty(
+        model()[0], 4, LONGEST, draft=None, **how)).state.cache
+  assert {x.dtype.name for x in jax.tree.leaves((cache.prompt, cache.clean))
+          } == {'bfloat16'}
+  want = {r.index: r.rollout for r in together(prompts, way)}
+  same = 0
+  for index, got in together(prompts, dict(way, cache_dtype='bfloat16')):
+    # Up to where rounding tips a token, its probability is about the same.
+    alike = np.cumprod(got.tokens == want[index].tokens).astype(bool)
+    alike &= np.arange(LENGTH) < want[index].length[..., None]
+    np.testing.assert_allclose(got.logprob[alike],
+                               want[index].logprob[alike], atol=.1)
+    same += alike.sum()
+  total = sum(int(w.length.sum()) for w in want.values())
+  assert .8 * total < same
