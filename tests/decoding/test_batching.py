@@ -213,7 +213,7 @@ def test_a_cache_in_bfloat16_is_half_as_large_and_nearly_as_good():
   same = 0
   for index, got in together(prompts, dict(way, cache_dtype='bfloat16')):
     # Up to where rounding tips a token, its probability is about the same.
-    alike = np.cumprod(got.tokens == want[index].tokens).astype(bool)
+    alike = np.cumprod(got.tokens == want[index].tokens, -1).astype(bool)
     alike &= np.arange(LENGTH) < want[index].length[..., None]
     np.testing.assert_allclose(got.logprob[alike],
                                want[index].logprob[alike], atol=.1)
