@@ -2,7 +2,7 @@
 
     python -m dgr2_jax.main --config=configs/quickstart.py --workdir=/tmp/quick
 
-Variants, joined by commas, follow a colon, `--config=configs/quickstart.py:full`:
+Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
 
     full     mid-training before ar_sft; RQ-VAE ids, which prompts show
     smoke    tiny data and a handful of steps: it shows that everything runs,

@@ -2,7 +2,8 @@ r"""Whether mid-training helps the AR re-ranker, at equal steps of `ar_sft`.
 
     python -m dgr2_jax.main --config=configs/quickstart.py:full \
         --workdir=BASE --stage=prepare          # and --stage=mid_train
-    python experiments/mid_training/run.py --base=BASE --workdir=DIR
+    python experiments/mid_training/run.py --base=BASE --workdir=DIR \
+        --steps 300 1200
 
 `ar_sft` is trained from BASE's mid-trained weights and from random ones, on the
 same records with the same vocabulary and order of batches, for several numbers
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import platform
 from typing import Any
 
 from absl import logging
@@ -36,7 +38,6 @@ from dgr2_jax.training import variants
 
 HERE = pathlib.Path(__file__).parent
 SPLITS = ('validation', 'test')
-STEPS = (300, 600)
 RECIPE = ['ar_sft', 'convert', 'cft']
 # Start -> fields of the config.
 STARTS = {'random': {'recipe': RECIPE},
@@ -104,14 +105,24 @@ def held_out(base: pathlib.Path) -> dict[str, dict[str, float]]:
           and 'validation/logprob' in line}
 
 
+def environment() -> dict[str, str]:
+  """The machine and the versions that figures depend on."""
+  cpu = [line.split(':')[1].strip() for line in
+         pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+         if line.startswith('model name')]
+  return {'machine': cpu[0] if cpu else platform.machine(),
+          'python': platform.python_version(), 'jax': jax.__version__}
+
+
 def table(results: dict[str, Any]) -> str:
   """The text of mid_training.md."""
   lines = [
       '# ar_sft with and without mid-training', '',
-      'Written by run.py. Nats: the loss of ar_sft on the teacher\'s responses. '
+      'Written by run.py. Nats: the loss of ar_sft on the responses to learn. '
       'Change: Recall@1 and NDCG@3 from mid-trained weights minus from random '
       'ones at equal steps of ar_sft, with the 95% interval, paired over '
-      'requests.']
+      'requests. '
+      + ', '.join(f'{k} {v}' for k, v in results['environment'].items()) + '.']
   for split in SPLITS:
     points = [p for p in results['points'] if p['split'] == split]
     lines += ['', f'{points[0]["n"]:,} {split} requests:', '',
@@ -125,7 +136,7 @@ def table(results: dict[str, Any]) -> str:
           + ' | '.join(f'{p[name]:.3f} | {change[name]}' for name in METRICS)
           + f' | {p["valid_rate"]:.3f} |')
   tasks = list(next(iter(results['held_out'].values())))
-  lines += ['', 'Held-out log-probability a token in mid-training, in nats:', '',
+  lines += ['', 'Held-out log-probability a token in mid-training, nats:', '',
             '| step | ' + ' | '.join(
                 'all' if task == 'logprob' else task.removesuffix('_logprob')
                 for task in tasks) + ' |', '|---' * (len(tasks) + 1) + '|']
@@ -141,11 +152,13 @@ def main() -> None:
       formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--base', type=pathlib.Path, required=True)
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
+  parser.add_argument('--steps', type=int, nargs='+', required=True,
+                      help='of ar_sft')
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
   logging.use_absl_handler()
   base, points = args.base.resolve(), []
-  for steps in STEPS:
+  for steps in args.steps:
     first = {}
     for start, fields in STARTS.items():
       logging.info('ar_sft: %d steps, %s.', steps, start)
@@ -163,10 +176,12 @@ def main() -> None:
         points.append({'steps': steps, 'start': start, 'split': split, **point})
       jax.clear_caches()
     # What is there already is worth keeping if the next one is not waited for.
-    results = {'held_out': held_out(base), 'points': points}
+    results = {'environment': environment(), 'held_out': held_out(base),
+               'points': points}
     text = table(results)
-    (HERE / 'mid_training.json').write_text(json.dumps(results, indent=1) + '\n')
-    (HERE / 'mid_training.md').write_text(text)
+    for name, content in (('json', json.dumps(results, indent=1) + '\n'),
+                          ('md', text)):
+      (HERE / f'mid_training.{name}').write_text(content)
   print(text)
 
 

@@ -311,7 +311,7 @@ def test_weights_are_shares():
   assert config.tasks == {'persona': .75, 'text': .25}
   assert list(config.tasks) == ['persona', 'text']
   for changes, message in (
-      (dict(weights=dict(persona=1, captions=1)), 'weights.captions is no task'),
+      (dict(weights=dict(persona=1, captions=1)), 'weights.captions is no'),
       (dict(weights=dict(persona=0)), 'weights are all 0'),
       (dict(text=''), 'text is empty: weights.text needs a file')):
     with pytest.raises(ValueError, match=message):
