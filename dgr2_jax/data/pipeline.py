@@ -115,25 +115,18 @@ def packed_fields(rows: np.ndarray) -> Batch:
 
 
 def packed_batches(
-    rows: np.ndarray, batch_size: int, process_index: int, process_count: int
-) -> Iterator[Batch]:
-  """This host's part of packed rows once, in order, the last batch filled up.
+    rows: np.ndarray, batch_size: int) -> Iterator[Batch]:
+  """Packed rows once, in order, whole batches on every host.
 
   Args:
     rows: int32 [R, 3, T].
-    batch_size: see `train_batches`, as the rest.
-    process_index: this host, from zero.
-    process_count: hosts, K.
+    batch_size: N; the last batch is filled up.
 
   Yields:
     As `packed_fields`; nothing has a weight in the rows that fill up.
-
-  Raises:
-    ValueError: N isn't a multiple of K.
   """
-  n = _host_size(batch_size, process_count)
   for first in range(0, len(rows), batch_size):
-    wanted = np.arange(n) + first + process_index * n
+    wanted = np.arange(first, first + batch_size)
     batch = packed_fields(rows[np.minimum(wanted, len(rows) - 1)])
     batch['weight'] *= (wanted < len(rows))[:, None]
     yield batch

@@ -32,14 +32,13 @@ def train(experiment: experiment_lib.Experiment) -> None:
   """
   section, mesh = experiment.config.mid_train, experiment.mesh
   weights = mid_training.MidTrainingConfig.from_config(section).tasks
-  host = jax.process_index(), jax.process_count()
   rows = experiment.data.mid_train_rows(weights, 'train')
   batches = pipeline.mixed_batches(
       list(rows.values()), list(weights.values()), section.batch_size,
-      experiment.config.seed, *host)
+      experiment.config.seed, jax.process_index(), jax.process_count())
   held_out = {
       task: list(pipeline.packed_batches(
-          packed[:section.eval_requests or None], section.batch_size, *host))
+          packed[:section.eval_requests or None], section.batch_size))
       for task, packed in experiment.data.mid_train_rows(
           weights, 'held_out').items()}
 
@@ -59,7 +58,7 @@ def train(experiment: experiment_lib.Experiment) -> None:
   def validate(params):
     means = {}
     for task, task_batches in held_out.items():
-      parts = [sums(params, sharding.shard_batch(mesh, batch))
+      parts = [sums(params, sharding.shard_batch(mesh, batch, whole=True))
                for batch in task_batches]
       logprob, weight = (sum(map(float, column)) for column in zip(*parts))
       means[task] = logprob / weight
