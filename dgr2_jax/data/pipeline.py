@@ -11,6 +11,9 @@ batch doesn't depend on K:
     K = 2      0 1      4 5                     host 0
                    2 3      6 7                 host 1
 
+Packed rows of several tasks are shuffled task by task and interleaved in the
+proportion of their weights, which makes a row's task a function of the step.
+
 Nothing random is drawn here but the order. Masks are drawn on the device from
 (seed, step, example_id), so they depend neither on hosts nor on batch order.
 """
@@ -63,16 +66,87 @@ def train_batches(
     ValueError: N isn't a multiple of K, or a record is longer than P or L.
     interactions.DataError: a record file lacks its statistics.
   """
+  rows = grain.MapDataset.concatenate([
+      _source(file, prompt_length, response_length) for file in record_files])
+  return _host_batches(rows.seed(seed).shuffle().repeat(), batch_size,
+                       process_index, process_count)
+
+
+def mixed_batches(
+    rows: Sequence[np.ndarray],
+    weights: Sequence[float],
+    batch_size: int,
+    seed: int,
+    process_index: int,
+    process_count: int) -> grain.MapDataset:
+  """An endless dataset of batches of packed rows, indexed by step.
+
+  Args:
+    rows: a task's rows each, int32 [R, 3, T], see `mid_training.pack`.
+    weights: of the tasks, adding up to 1.
+    batch_size: see `train_batches`, as the rest.
+    seed: of the order.
+    process_index: this host, from zero.
+    process_count: hosts, K.
+
+  Returns:
+    A dataset whose element `step` is this host's rows of a batch, see
+    `packed_fields`.
+
+  Raises:
+    ValueError: N isn't a multiple of K.
+  """
+  tasks = [grain.MapDataset.source(task).seed(seed + k).shuffle().repeat()
+           for k, task in enumerate(rows)]
+  mixed = grain.MapDataset.mix(tasks, weights).map(packed_fields)
+  return _host_batches(mixed, batch_size, process_index, process_count)
+
+
+def packed_fields(rows: np.ndarray) -> Batch:
+  """The arrays of packed rows [..., 3, T], each [..., T].
+
+  Returns:
+    tokens int32; start int32, where the token's example begins, -1 in padding;
+    weight float32, of the token in the loss.
+  """
+  tokens, start, weight = np.moveaxis(np.asarray(rows), -2, 0)
+  return {'tokens': tokens, 'start': start,
+          'weight': weight.astype(np.float32)}
+
+
+def packed_batches(
+    rows: np.ndarray, batch_size: int) -> Iterator[Batch]:
+  """Packed rows once, in order, whole batches on every host.
+
+  Args:
+    rows: int32 [R, 3, T].
+    batch_size: N; the last batch is filled up.
+
+  Yields:
+    As `packed_fields`; nothing has a weight in the rows that fill up.
+  """
+  for first in range(0, len(rows), batch_size):
+    wanted = np.arange(first, first + batch_size)
+    batch = packed_fields(rows[np.minimum(wanted, len(rows) - 1)])
+    batch['weight'] *= (wanted < len(rows))[:, None]
+    yield batch
+
+
+def _host_batches(
+    rows: grain.MapDataset, batch_size: int, process_index: int,
+    process_count: int) -> grain.MapDataset:
+  # Consecutive host batches make up a global batch.
+  batches = rows.batch(_host_size(batch_size, process_count))
+  return batches[process_index::process_count]
+
+
+def _host_size(batch_size: int, process_count: int) -> int:
+  """n = N / K."""
   if batch_size % process_count:
     raise ValueError(
         f'batch_size is {batch_size}: expected a multiple of the '
         f'{process_count} hosts.')
-  rows = grain.MapDataset.concatenate([
-      _source(file, prompt_length, response_length) for file in record_files])
-  dataset = rows.seed(seed).shuffle().repeat().batch(
-      batch_size // process_count)
-  # Consecutive host batches make up a global batch.
-  return dataset[process_index::process_count]
+  return batch_size // process_count
 
 
 def eval_batches(
@@ -93,12 +167,8 @@ def eval_batches(
     ValueError: see `train_batches`.
     interactions.DataError: see `train_batches`.
   """
-  if batch_size % process_count:
-    raise ValueError(
-        f'batch_size is {batch_size}: expected a multiple of the '
-        f'{process_count} hosts.')
   rows = _source(record_file, prompt_length, response_length)
-  n = batch_size // process_count
+  n = _host_size(batch_size, process_count)
   for first in range(0, len(rows), batch_size):
     wanted = np.arange(n) + first + process_index * n
     batch = [rows[int(i)] for i in np.minimum(wanted, len(rows) - 1)]

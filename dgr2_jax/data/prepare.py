@@ -11,6 +11,7 @@
     DIR/data/tokenizer/            text.json, special_tokens.json
     DIR/data/<split>.array_record  prompts and responses
     DIR/data/counterfactuals.array_record  responses to other grades
+    DIR/data/mid_train/            packed rows, where the recipe has mid_train
     DIR/data/summary.json          facts for the report, and sizes and checksums
                                    of the files above
 
@@ -37,6 +38,7 @@ from dgr2_jax.data import directory as directory_lib
 from dgr2_jax.data import embedded
 from dgr2_jax.data import generated
 from dgr2_jax.data import interactions
+from dgr2_jax.data import mid_training
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
 from dgr2_jax.data import records
@@ -50,6 +52,7 @@ from dgr2_jax.training import workdir as workdir_lib
 SPLITS = requests_lib.SPLITS
 _COUNTERFACTUALS = 'counterfactuals'
 _PURCHASES = 'purchases.npz'
+_MID_TRAIN = 'mid_train'
 
 
 def prepare(config: ml_collections.ConfigDict,
@@ -79,6 +82,11 @@ def _build(config: ml_collections.ConfigDict,
   prompt_config = prompts.PromptConfig.from_config(config.prompt)
   traces_config = prompt_config.traces
   answers = generated.read(traces_config.path) if traces_config else None
+  mid_train, documents = None, ()
+  if _MID_TRAIN in config.recipe:
+    mid_train = mid_training.MidTrainingConfig.from_config(config.mid_train)
+    if 'text' in mid_train.tasks:
+      documents = mid_training.read_text(mid_train.text)
   dataset = interactions.load_dataset(config.data)
   tokenizer = vocabulary.build(config, dataset.items)
   tokenizer.save(directory / 'tokenizer')
@@ -88,6 +96,12 @@ def _build(config: ml_collections.ConfigDict,
   made = catalogue.build(dataset.items, config.semantic_ids)
   made.save(directory)
   semantic_ids = made.ids
+  template = prompts.Template(
+      prompt_config, tokenizer, dataset.items, semantic_ids,
+      config.data.num_candidates)
+  if mid_train:
+    mid_training.write(directory / _MID_TRAIN, mid_training.build(
+        mid_train, dataset, template, documents, config.data.seed))
   sets = requests_lib.build_requests(dataset, config.data)
   requests_lib.save(sets, directory / 'requests.npz')
   logging.info('The boosted ranker, and %d more for the training orders.',
@@ -99,9 +113,6 @@ def _build(config: ml_collections.ConfigDict,
       'test': ranker.scores(sets.test)}
   with open(directory / 'scores.npz', 'wb') as f:
     np.savez(f, **scores)
-  template = prompts.Template(
-      prompt_config, tokenizer, dataset.items, semantic_ids,
-      config.data.num_candidates)
   written = {}
   if traces_config:
     written['train'] = generated.Traces(
@@ -249,6 +260,11 @@ class Prepared:
     """The record files that fine-tuning learns from."""
     files = map(self.record_file, ('train', _COUNTERFACTUALS))
     return [file for file in files if file.exists()]
+
+  def mid_train_rows(self, tasks: Iterable[str],
+                     split: str) -> dict[str, np.ndarray]:
+    """Packed rows of mid-training by task, see `mid_training.load`."""
+    return mid_training.load(self._directory / _MID_TRAIN, tasks, split)
 
   @functools.cached_property
   def _sets(self) -> requests_lib.RequestSets:

@@ -194,7 +194,7 @@ class Template:
     self.num_candidates = num_candidates
     self._items = items
     self._semantic_ids = semantic_ids
-    self._item_ids = {}  # Item index -> ids; requests share items.
+    self._item_ids = {}  # (item, fields) -> ids; requests share items.
     self._piece_ids = {}
     self._compact = config.response_format == COMPACT
 
@@ -214,7 +214,7 @@ class Template:
     for position, item in enumerate(request.candidates):
       candidates += self._candidate(
           position, int(item), request.facts[position])
-    history = [self._line(int(i))
+    history = [self.line(int(i), self.config.item_fields)
                for i in request.history[-self.config.max_history:]]
     room = self.config.max_prompt - sum(
         map(len, (before, between, candidates, after)))
@@ -310,16 +310,16 @@ class Template:
       self._piece_ids[pieces] = self.tokenizer.encode(pieces)
     return self._piece_ids[pieces]
 
-  def _item(self, item: int) -> list[int]:
-    """Ids of an item, without the end of its line."""
-    if item not in self._item_ids:
-      parts = [self._field(field, item) for field in self.config.item_fields]
+  def item(self, item: int, fields: tuple[str, ...]) -> list[int]:
+    """Ids of `fields` of an item, without the end of its line."""
+    if (item, fields) not in self._item_ids:
+      parts = [self._field(field, item) for field in fields]
       pieces = [piece for part in parts if part
                 for piece in (*part, tokens.Text(', '))][:-1]
       if self._compact:
         pieces = [piece for part in parts for piece in part]
-      self._item_ids[item] = self.tokenizer.encode(_merged(pieces))
-    return self._item_ids[item]
+      self._item_ids[item, fields] = self.tokenizer.encode(_merged(pieces))
+    return self._item_ids[item, fields]
 
   def _field(self, field: str, item: int) -> list[tokens.Piece]:
     """One field of an item; none where the item lacks it in the json form."""
@@ -344,10 +344,10 @@ class Template:
   def _cite(self, item: int) -> list[tokens.Piece]:
     return tokens.semantic_id(self._semantic_ids[item].tolist())
 
-  def _line(self, item: int) -> list[int]:
-    if self._compact:
-      return self._item(item)
-    return self._item(item) + self._cached((tokens.Text('\n'),))
+  def line(self, item: int, fields: tuple[str, ...]) -> list[int]:
+    """Ids of `fields` of an item of a history."""
+    end = () if self._compact else (tokens.Text('\n'),)
+    return self.item(item, fields) + self._cached(end)
 
   def _candidate(
       self, position: int, item: int, levels: np.ndarray) -> list[int]:
@@ -367,7 +367,8 @@ class Template:
               f', {EVIDENCE[name]}: {level} of '
               f'{facts.FACTS[facts.index(name)].levels - 1}')
           for name, level in levels.items()) + (tokens.Text('\n'),)
-    return self._cached((index,)) + self._item(item) + self._cached(evidence)
+    shown = self.item(item, self.config.item_fields)
+    return self._cached((index,)) + shown + self._cached(evidence)
 
 
 def _json_response(

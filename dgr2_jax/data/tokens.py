@@ -61,6 +61,12 @@ SID_END = '<|sid_end|>'
 SEMANTIC_ID = re.compile(
     rf'{re.escape(SID_BEGIN)}(?:<s_[a-z]_[0-9]+>)+{re.escape(SID_END)}')
 
+# Mid-training: each opens an example of a task.
+PERSONA = '<|persona|>'
+NEXT = '<|next|>'
+DESCRIBE = '<|describe|>'
+IDENTIFY = '<|identify|>'
+
 NO_CATEGORY = '<|no_category|>'
 OTHER_CATEGORY = '<|other_category|>'
 NO_BRAND = '<|no_brand|>'

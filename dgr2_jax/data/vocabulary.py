@@ -1,7 +1,7 @@
 """The vocabulary of a configuration: which tokens its prompts need.
 
     mask | pad, end of response, structure | <|c1|> ... | semantic ids |
-    facts, joined facts | categories, brands
+    facts, joined facts | categories, brands | tasks of mid-training
 
 Only what the configured form can use is added, because every token costs a
 small model an embedding row and a place in the softmax.
@@ -32,7 +32,8 @@ def special_names(
     levels: int,
     codes: int,
     num_candidates: int,
-    num_brands: int) -> list[str]:
+    num_brands: int,
+    mid_train: bool = False) -> list[str]:
   """Names of the tokens that a template needs, in the order of their ids.
 
   Args:
@@ -42,27 +43,31 @@ def special_names(
     codes: per level of a semantic id.
     num_candidates: C.
     num_brands: brands with a token of their own.
+    mid_train: whether the recipe has mid-training.
   """
   compact = config.response_format == prompts.COMPACT
   names = (tokens.compact_names(num_candidates) if compact
            else tokens.chat_names())
-  if not compact or 'sid' in config.item_fields:
+  if not compact or mid_train or 'sid' in config.item_fields:
     names += tokens.semantic_id_names(levels, codes)
   if compact:
     for group in config.evidence:
       names += tokens.joined_fact_names(group.split('+'))
     names += config.trace.names()
     names += tokens.attribute_names(items, num_brands)
+  if mid_train:
+    names += [tokens.PERSONA, tokens.NEXT, tokens.DESCRIBE, tokens.IDENTIFY]
   return list(dict.fromkeys(names))
 
 
 def texts(
     config: prompts.PromptConfig,
     items: Sequence[interactions.Item],
-    num_candidates: int) -> Iterator[str]:
-  """Texts to train a tokenizer on: what prompts and responses say of items."""
+    num_candidates: int,
+    mid_train: bool = False) -> Iterator[str]:
+  """Texts to train a tokenizer on: what is said of items."""
   if config.response_format == prompts.COMPACT:
-    if 'title' in config.item_fields:
+    if mid_train or 'title' in config.item_fields:
       yield from (item.title for item in items)
     return
   for index, item in enumerate(items):
@@ -92,8 +97,8 @@ def build(
   """The tokenizer of a whole configuration.
 
   Reads `tokenizer` (kind 'bpe' or 'huggingface', vocab_size, path, num_brands,
-  pad_vocab_to), `prompt`, `semantic_ids` (levels, codes) and
-  `data.num_candidates`.
+  pad_vocab_to), `prompt`, `semantic_ids` (levels, codes),
+  `data.num_candidates` and whether `recipe` has `mid_train`.
 
   Args:
     config: the experiment's configuration.
@@ -106,13 +111,15 @@ def build(
   prompt = prompts.PromptConfig.from_config(config['prompt'])
   num_candidates = config['data']['num_candidates']
   section = config['tokenizer']
+  mid_train = 'mid_train' in config.get('recipe', ())
   names = special_names(
       prompt, items, config['semantic_ids']['levels'],
-      config['semantic_ids']['codes'], num_candidates, section['num_brands'])
+      config['semantic_ids']['codes'], num_candidates, section['num_brands'],
+      mid_train)
   if section['kind'] == 'bpe':
     return tokenizer_lib.train(
-        texts(prompt, items, num_candidates), section['vocab_size'], names,
-        section['pad_vocab_to'])
+        texts(prompt, items, num_candidates, mid_train), section['vocab_size'],
+        names, section['pad_vocab_to'])
   if section['kind'] == 'huggingface':
     return tokenizer_lib.from_huggingface(
         section['path'], names, section['pad_vocab_to'])

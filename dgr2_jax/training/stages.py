@@ -1,7 +1,8 @@
 """The recipe: one function a stage, each from files to files.
 
     prepare    data/        requests, tokenizer, records, the boosted ranker
-    ar_sft     checkpoints/ the AR re-ranker, from random weights
+    mid_train  checkpoints/ a language model that knows the catalogue; optional
+    ar_sft     checkpoints/ the AR re-ranker, from these or random weights
     ar_rl      checkpoints/ its reinforcement learning: GR2, the teacher
     convert    checkpoints/ the same weights with a mask token: "naive"
     cft        checkpoints/ conversion fine-tuning: the block-diffusion student
@@ -47,6 +48,7 @@ from dgr2_jax.objectives import rewards
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
+from dgr2_jax.training import mid_training
 from dgr2_jax.training import rollouts
 
 
@@ -64,11 +66,18 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     multihost_utils.sync_global_devices('prepare')
 
 
+def mid_train(config: ml_collections.ConfigDict,
+              workdir: pathlib.Path) -> None:
+  """Language modelling of the catalogue; see `training/mid_training.py`."""
+  mid_training.train(experiment_lib.Experiment(config, workdir))
+
+
 def ar_sft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Supervised fine-tuning of the AR re-ranker: denoising with B = 1."""
   experiment = experiment_lib.Experiment(config, workdir)
-  _denoise(experiment, 'ar_sft', experiment.initial_params(),
-           canvas_lib.AUTOREGRESSIVE)
+  params = (experiment.initial_params() if config.recipe[0] == 'ar_sft'
+            else experiment.restore(experiment.before('ar_sft')))
+  _denoise(experiment, 'ar_sft', params, canvas_lib.AUTOREGRESSIVE)
 
 
 def ar_rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -291,8 +300,8 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
       seed=experiment.config.seed)
 
 
-_RUN = {'prepare': prepare, 'ar_sft': ar_sft, 'ar_rl': ar_rl,
-        'convert': convert, 'cft': cft, 'opd': opd, 'rl': rl,
+_RUN = {'prepare': prepare, 'mid_train': mid_train, 'ar_sft': ar_sft,
+        'ar_rl': ar_rl, 'convert': convert, 'cft': cft, 'opd': opd, 'rl': rl,
         'evaluate': evaluate}
 STAGES = tuple(_RUN)
 

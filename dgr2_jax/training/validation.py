@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from dgr2_jax.data import mid_training
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
 from dgr2_jax.decoding import verification
@@ -31,9 +32,10 @@ from dgr2_jax.semantic_ids import catalogue
 from dgr2_jax.training import rollouts
 
 # Stages that a recipe may have, in their order.
-RECIPE = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
+RECIPE = ('mid_train', 'ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
 # What is built from a stage's section, and from the sections in it.
 _OBJECTIVES = {
+    'mid_train': (mid_training.MidTrainingConfig,),
     'ar_sft': (denoising.DenoisingConfig,),
     'ar_rl': (policy.PolicyConfig, denoising.DenoisingConfig),
     'cft': (denoising.DenoisingConfig,),
@@ -45,7 +47,9 @@ _ON_POLICY = {'rollout': rollouts.RolloutConfig, 'reward': rewards.RewardConfig}
 _TRAINING = ('batch_size', 'steps', 'learning_rate', 'warmup_steps', 'schedule',
              'weight_decay', 'grad_clip', 'b1', 'b2', 'log_every', 'eval_every',
              'checkpoint_every', 'keep', 'best_metric', 'eval_requests')
-_MORE = {'ar_rl': ('cft_weight',), 'cft': ('eval_threshold',),
+_MORE = {'mid_train': ('max_length', 'held_out', 'weights', 'text',
+                       'head_chunk'),
+         'ar_rl': ('cft_weight',), 'cft': ('eval_threshold',),
          'opd': ('teacher', 'cft_weight'), 'rl': ('cft_weight',)}
 
 # (test, what it expects)
@@ -77,6 +81,8 @@ _SHARE = (_share, 'a number from 0 to 1')
 _ABOVE_ZERO_TO_ONE = (lambda x: _share(x) and x > 0,
                       'a number above 0 and at most 1')
 _BELOW_ONE = (lambda x: _share(x) and x < 1, 'a number from 0 to below 1')
+_ABOVE_ZERO_BELOW_ONE = (lambda x: _share(x) and 0 < x < 1,
+                         'a number above 0 and below 1')
 _SWITCH = (lambda x: isinstance(x, bool), 'True or False')
 _THRESHOLDS = (
     lambda x: (isinstance(x, (tuple, list)) and len(x) > 0
@@ -130,6 +136,12 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'evaluate\.verify\.threshold', _ABOVE_ZERO_TO_ONE),
     (r'evaluate\.(max_denoising_steps|bootstrap_resamples|timing_\w+)',
      _whole(1)),
+    (r'mid_train\.max_length', _whole(2)),
+    (r'mid_train\.held_out', _ABOVE_ZERO_BELOW_ONE),
+    (r'mid_train\.weights\.\w+', _NOT_NEGATIVE),
+    (r'mid_train\.text', (lambda x: isinstance(x, str), 'a path, or empty')),
+    # Checked with the tasks.
+    (r'mid_train\.best_metric', (lambda x: isinstance(x, str), 'a name')),
     (r'\w+\.rollout\.(num_rollouts|updates|max_denoising_steps|refill'
      r'|canvases_per_row)', _whole(1)),
     (r'\w+\.rollout\.top_k', _whole(0)),
@@ -252,6 +264,13 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
       continue
     section = config[name]
     _check_stage(name, section)
+    if name == 'mid_train':
+      tasks = mid_training.MidTrainingConfig.from_config(section).tasks
+      known = ('logprob', *(f'{task}_logprob' for task in tasks))
+      if section.best_metric not in known:
+        raise ValueError(
+            f'config.mid_train.best_metric is {section.best_metric!r}: '
+            f'expected one of {", ".join(known)}.')
     if name == 'opd':
       teachers = ('ar', 'self', *recipe[:recipe.index('opd')])
       if section.teacher not in teachers:

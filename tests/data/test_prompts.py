@@ -152,7 +152,7 @@ def test_unknown_attributes_share_a_token():
   new[0] = dataclasses.replace(new[0], categories=('New',), brand='New')
   other = prompts.Template(
       template.config, template.tokenizer, new, fabricated.semantic_ids(), 10)
-  text = template.tokenizer.decode(other._item(0))
+  text = template.tokenizer.decode(other.item(0, other.config.item_fields))
   assert text == tokens.OTHER_CATEGORY + tokens.OTHER_BRAND
 
 

@@ -20,7 +20,7 @@ def _config(path=_CONFIGS / 'quickstart.py', *variant):
 
 def _check(**changes):
   config = _config()
-  config.recipe = validation.RECIPE
+  config.recipe = validation.RECIPE[1:]  # without mid_train
   config.update_from_flattened_dict(
       {k.replace('__', '.'): v for k, v in changes.items()})
   validation.check(config)
@@ -28,7 +28,8 @@ def _check(**changes):
 
 @pytest.mark.parametrize('path, variant', [
     *((path, ()) for path in sorted(_CONFIGS.glob('*.py'))),
-    (_CONFIGS / 'quickstart.py', ('smoke',))], ids=str)
+    *((_CONFIGS / 'quickstart.py', (variant,))
+      for variant in ('smoke', 'full', 'full,smoke'))], ids=str)
 def test_configs_pass(path, variant):
   validation.check(_config(path, *variant))
 
@@ -89,6 +90,34 @@ def test_rqvae_fields(field, value, message):
     validation.check(config)
 
 
+@pytest.mark.parametrize('field, value, message', [
+    ('max_length', 1, 'mid_train.max_length is 1: expected a whole number'),
+    ('held_out', 1., 'mid_train.held_out is 1.0: expected a number above 0'),
+    ('held_out', 0., 'mid_train.held_out is 0.0: expected a number above 0'),
+    ('text', None, 'mid_train.text is None: expected a path'),
+    ('text', '', 'mid_train: text is empty'),
+    ('weights', dict(persona=-1.), 'mid_train.weights.persona is -1.0'),
+    ('weights', dict(persona=0.), 'mid_train: weights are all 0'),
+    ('weights', dict(recall=1.), 'mid_train: weights.recall is no task'),
+    ('weights', 3, 'mid_train: '),
+    ('best_metric', 'ndcg@3', 'mid_train.best_metric is .*expected one of log'),
+    ('eval_threshold', .5, 'mid_train.eval_threshold is no field'),
+])
+def test_fields_of_mid_training(field, value, message):
+  config = _config(_CONFIGS / 'quickstart.py', 'full')
+  with config.unlocked():
+    if field in config.mid_train:
+      del config.mid_train[field]  # its type may change
+    config.mid_train[field] = value
+  with pytest.raises(ValueError, match=f'config.{message}'):
+    validation.check(config)
+  with config.unlocked():
+    del config.mid_train[field]
+  if field != 'eval_threshold':
+    with pytest.raises(ValueError, match=f'mid_train.{field} is missing'):
+      validation.check(config)
+
+
 @pytest.mark.parametrize('changes, message', [
     (dict(prompt__response_format='json'), 'evaluate.constrained_ar'),
     (dict(prompt__answer_order='target'), 'prompt.trace.grades'),
@@ -130,7 +159,7 @@ def test_wrong_types_and_names_of_a_forked_config():
     validation.check(config)
   config = _config()
   with config.unlocked():
-    config.recipe = validation.RECIPE
+    config.recipe = validation.RECIPE[1:]  # without mid_train
     config.rl.clip_hihg = .3
   with pytest.raises(ValueError, match='config.rl.clip_hihg is no field .*'
                      'clip_high'):
@@ -147,7 +176,7 @@ def test_wrong_types_and_names_of_a_forked_config():
     ('rl', 'reward'), ('opd.rollout', 'canvases')])
 def test_missing_fields_of_a_stage(section, field):
   config = _config()
-  config.recipe = validation.RECIPE
+  config.recipe = validation.RECIPE[1:]  # without mid_train
   with config.unlocked():
     part = config
     for name in section.split('.'):

@@ -1,0 +1,125 @@
+"""The stage on a tiny catalogue: it learns, resumes, hands on its weights."""
+
+import json
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+from dgr2_jax.data import mid_training
+from dgr2_jax.data import pipeline
+from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import loop
+from dgr2_jax.training import stages
+from dgr2_jax.training import validation
+from dgr2_jax.training import variants
+
+ROOT = pathlib.Path(__file__).parents[2]
+GET_CONFIG = runpy.run_path(str(ROOT / 'configs' / 'quickstart.py'))[
+    'get_config']
+STEPS = 24
+
+
+def make_config(text=ROOT / 'LICENSE', **changes):
+  config = GET_CONFIG('full,smoke')
+  config.data.embedded.update(num_users=120, num_items=60)
+  config.semantic_ids.rqvae = dict(steps=20)
+  config.boosted.iterations = 5
+  config.mid_train.update(dict(
+      steps=STEPS, eval_every=8, checkpoint_every=6, log_every=4, batch_size=8,
+      warmup_steps=2, learning_rate=1e-2, eval_requests=0,
+      text=str(text)) | changes)
+  validation.check(config)
+  return config
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('mid_train')
+  for stage in ('prepare', 'mid_train'):
+    stages.run(make_config(), workdir, stage)
+  return workdir
+
+
+def metrics(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [{k: v for k, v in json.loads(line).items() if k != 'timing'}
+          for line in lines]
+
+
+def assert_same(got, want):
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_every_task_is_learned(finished):
+  lines = [line for line in metrics(finished) if 'validation/logprob' in line]
+  assert [line['step'] for line in lines] == [8, 16, 24]
+  first, last = lines[0], lines[-1]
+  for task in mid_training.TASKS:
+    name = f'validation/{task}_logprob'
+    assert first[name] + .1 < last[name] < 0, task
+  weights = make_config().mid_train.weights
+  np.testing.assert_allclose(last['validation/logprob'], sum(
+      weights[task] * last[f'validation/{task}_logprob']
+      for task in mid_training.TASKS) / sum(weights.values()), rtol=1e-6)
+  losses = [line['train/loss'] for line in metrics(finished)
+            if 'train/loss' in line]
+  assert losses[-1] < losses[0] - 1
+
+
+def test_stopped_in_the_middle_of_an_epoch_ends_with_the_same_bits(
+    finished, tmp_path, monkeypatch):
+  (tmp_path / 'data').symlink_to(finished / 'data')
+  config, mixed = make_config(), pipeline.mixed_batches
+
+  class Stop(Exception):
+    pass
+
+  class Stopping:
+    """Batches up to a step between two checkpoints and two log lines."""
+
+    def __init__(self, *args):
+      self._batches = mixed(*args)
+
+    def __getitem__(self, step):
+      if step >= 15:
+        raise Stop
+      return self._batches[step]
+
+  monkeypatch.setattr(pipeline, 'mixed_batches', Stopping)
+  with pytest.raises(Stop):
+    stages.run(config, tmp_path, 'mid_train')
+  assert metrics(tmp_path)[-1]['step'] == 12
+  monkeypatch.setattr(pipeline, 'mixed_batches', mixed)
+  stages.run(config, tmp_path, 'mid_train')
+  assert metrics(tmp_path) == [
+      line for line in metrics(finished) if line['stage'] == 'mid_train']
+  assert_same(variants.last_params(tmp_path, 'mid_train'),
+              variants.last_params(finished, 'mid_train'))
+
+
+def test_fine_tuning_starts_from_its_weights(finished, monkeypatch):
+  started = {}
+  monkeypatch.setattr(loop, 'train', lambda **kwargs: started.update(kwargs))
+  stages.run(make_config(), finished, 'ar_sft')
+  assert started['stage'] == 'ar_sft'
+  experiment = experiment_lib.Experiment(make_config(), finished)
+  assert_same(started['params'], experiment.restore('mid_train'))
+  # Without the stage, or before it, from random ones.
+  alone = make_config()
+  alone.recipe = alone.recipe[1:]
+  stages.run(alone, finished, 'ar_sft')
+  assert_same(started['params'], experiment.initial_params())
+
+
+def test_text_that_cannot_be_read_is_refused_before_any_work(tmp_path):
+  empty = tmp_path / 'empty.txt'
+  empty.write_text('\n')
+  for path, message in ((empty, 'empty.txt: config.mid_train.text is empty'),
+                        (tmp_path / 'none.txt', 'none.txt: .*cannot be read')):
+    with pytest.raises(ValueError, match=message):
+      stages.run(make_config(path), tmp_path / 'run', 'prepare')
+    assert not list((tmp_path / 'run').glob('data*'))
