@@ -392,8 +392,8 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
       {'params': params}, tokens.reshape(n, g * w),
       (offset + positions).reshape(n, g * w), attention,
       (cache.prompt, cache.clean), method='hidden')
-  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[None, :, None]
-  written = jax.tree.map(
-      lambda old, new: old.at[:, rows[0], rows[1], positions].set(
-          new, mode='drop'), cache.clean, emitted)
+  put = lambda old, new, at: old.at[:, at].set(new, mode='drop')
+  put = jax.vmap(jax.vmap(put, (1, 1, 0), 1), (1, 1, 0), 1)  # row by row
+  written = tuple(put(old, new, positions)
+                  for old, new in zip(cache.clean, emitted))
   return hidden.reshape(n, g, w, -1), cache.replace(clean=written)
