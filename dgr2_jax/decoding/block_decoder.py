@@ -364,13 +364,14 @@ def _narrowed(logits, config):
 
 def write(state: State, positions, chosen, token, logprob, call) -> State:
   """Commits the chosen tokens [N, G, B] at their positions."""
-  n, g, length = state.tokens.shape
-  positions = jnp.where(chosen, positions, length)  # dropped
-  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[None, :, None]
+  positions = jnp.where(chosen, positions, state.tokens.shape[-1])  # dropped
 
-  def put(array, values):
-    return array.at[rows[0], rows[1], positions].set(values, mode='drop')
+  @jax.vmap
+  @jax.vmap
+  def put_row(array, at, values):
+    return array.at[at].set(values, mode='drop')
 
+  put = lambda array, values: put_row(array, positions, values)
   return state.replace(
       tokens=put(state.tokens, token), logprob=put(state.logprob, logprob),
       call=put(state.call, jnp.broadcast_to(call[..., None], token.shape)))

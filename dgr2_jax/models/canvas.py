@@ -391,10 +391,12 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
       {'params': params}, tokens.reshape(n, g * w), places, attention,
       (cache.prompt, cache.clean), method='hidden')
   hidden = hidden.reshape(n, g, w, -1)
-  # By the last layer all have read the cache: writing it then copies nothing.
+  # A write that waits for the last layer comes when all layers have read the
+  # cache, and then copies nothing; barriers are gone before XLA decides that.
   positions = jnp.where(jnp.isnan(hidden[..., 0]), length, positions)
-  rows = jnp.arange(n)[:, None, None], jnp.arange(g)[:, None]
-  written = jax.tree.map(
-      lambda old, new: old.at[:, *rows, positions].set(
-          new.astype(old.dtype), mode='drop'), cache.clean, emitted)
+  put = lambda old, new, at: old.at[:, at].set(
+      new.astype(old.dtype), mode='drop')
+  put = jax.vmap(jax.vmap(put, (1, 1, 0), 1), (1, 1, 0), 1)  # row by row
+  written = tuple(put(old, new, positions)
+                  for old, new in zip(cache.clean, emitted))
   return hidden, cache.replace(clean=written)

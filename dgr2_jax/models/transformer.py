@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from dgr2_jax.models import partition
+
 # (query [N, T, H, F], key [N, T, Hkv, F], value, cache) -> (out, emitted)
 Attention = Callable[[jax.Array, jax.Array, jax.Array, Any],
                      tuple[jax.Array, Any]]
@@ -34,6 +36,11 @@ RULES = (
     (r'layers/out$', P(None, 'tensor', None, 'fsdp')),
     (r'layers/(gate|up)$', P(None, 'fsdp', 'tensor')),
     (r'layers/down$', P(None, 'tensor', 'fsdp')),
+    # Adapters: A as the inputs of its matrix, B as the outputs.
+    (r'layers/(query|key|value|gate|up)_lora_a$', P(None, 'fsdp')),
+    (r'layers/(query|key|value|gate|up)_lora_b$', P(None, None, 'tensor')),
+    (r'layers/(out|down)_lora_a$', P(None, 'tensor')),
+    (r'layers/(out|down)_lora_b$', P(None, None, 'fsdp')),
 )
 
 _REMAT_POLICIES = {
@@ -124,8 +131,11 @@ class Layer(nn.Module):
 
     def weight(name, shape, fan_in):
       init = nn.initializers.normal(fan_in ** -0.5)
-      return self.param(name, init, shape, jnp.dtype(c.param_dtype)).astype(
-          dtype)
+      value = self.param(name, init, shape, jnp.dtype(c.param_dtype))
+      if self.has_variable('params', f'{name}_lora_a'):  # training/lora.py
+        value += jnp.tensordot(*(self.get_variable('params', f'{name}_lora_{x}')
+                                 for x in 'ab'), axes=1)
+      return partition.gathered(value.astype(dtype), f'layers/{name}', RULES)
 
     def norm(name, x):
       scale = self.param(name, nn.initializers.ones, (x.shape[-1],),
@@ -147,7 +157,7 @@ class Layer(nn.Module):
         z = norm(f'{name}_norm', z)
       if name != 'value':
         z = rope(z, positions, c.rope_theta)
-      projected[name] = z
+      projected[name] = partition.batched(z, 'tensor', None)
     out, emitted = self.attention(**projected, cache=cache)
     # Residual branches start small: 1/sqrt(2 * layers), as in GPT-2.
     depth = 2 * c.num_layers
@@ -159,9 +169,10 @@ class Layer(nn.Module):
                       weight('gate', (c.width, c.mlp_dim), c.width))
     up = jnp.einsum('ntd,de->nte', y,
                     weight('up', (c.width, c.mlp_dim), c.width))
-    x += jnp.einsum('nte,ed->ntd', nn.silu(gate) * up, weight(
+    y = partition.batched(nn.silu(gate) * up, 'tensor')
+    x += jnp.einsum('nte,ed->ntd', y, weight(
         'down', (c.mlp_dim, c.width), c.mlp_dim * depth))
-    return x, emitted
+    return partition.batched(x), emitted
 
 
 class Transformer(nn.Module):
@@ -205,15 +216,20 @@ class Transformer(nn.Module):
         layer, variable_axes={'params': 0}, split_rngs={'params': True},
         in_axes=(0, nn.broadcast), out_axes=0, length=c.num_layers,
         unroll=c.num_layers if c.unroll_layers else 1)
-    x = self.embedding[tokens].astype(jnp.dtype(c.dtype))
+    table = partition.gathered(self.embedding, 'embedding', RULES)
+    x = partition.batched(table[tokens].astype(jnp.dtype(c.dtype)))
     x, emitted = layers(c, attention, name='layers')(x, cache, positions)
     return rms_norm(x, self.final_norm, c.norm_eps), emitted
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """float32 [..., V] of hidden states [..., D]."""
-    head = self.embedding.T if self.config.tie_embeddings else self.head
-    return jnp.einsum('...d,dv->...v', hidden, head.astype(hidden.dtype),
-                      preferred_element_type=jnp.float32)
+    name = 'embedding' if self.config.tie_embeddings else 'head'
+    head = partition.gathered(
+        getattr(self, name).astype(hidden.dtype), name, RULES)
+    return partition.batched(jnp.einsum(
+        '...d,dv->...v', hidden,
+        head.T if self.config.tie_embeddings else head,
+        preferred_element_type=jnp.float32), 'tensor')
 
 
 def init(config: ModelConfig, key: jax.Array) -> Any:

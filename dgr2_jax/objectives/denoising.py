@@ -195,7 +195,7 @@ def loss(model: transformer.Transformer, params: Any,
          batch: dict[str, jax.Array], key: jax.Array,
          config: canvas_lib.CanvasConfig, denoising: DenoisingConfig,
          vocabulary: vocabulary_lib.Vocabulary
-         ) -> tuple[jax.Array, dict[str, jax.Array]]:
+         ) -> tuple[scoring.Mean, dict[str, scoring.Mean]]:
   """The objective at the top of this module.
 
   Args:
@@ -213,7 +213,7 @@ def loss(model: transformer.Transformer, params: Any,
     ValueError: `ar_weight` or `random_offset` with a block-causal clean stream.
 
   Returns:
-    The scalar loss and scalar metrics: mean cross-entropy in nats and share of
+    The loss and metrics: mean cross-entropy in nats and share of
     tokens that are the arg-max, on the clean stream and under noise.
   """
   if denoising.ar_weight and config.clean_stream == 'block_causal':
@@ -237,12 +237,13 @@ def loss(model: transformer.Transformer, params: Any,
     logprob, top = scoring.token_scores(
         model, params, states, tokens, vocabulary, denoising.head_chunk)
     used = weight > 0
-    count = jnp.maximum(used.sum(), 1)
+    count = used.sum()
     # where, not *: an unused row may hold a banned token's -inf.
     total -= jnp.where(used, weight * logprob, 0).sum()
     total_weight += weight.sum()
-    metrics[f'{name}_nats'] = -jnp.where(used, logprob, 0).sum() / count
-    metrics[f'{name}_top1'] = (used & top).sum() / count
+    metrics[f'{name}_nats'] = scoring.Mean(
+        -jnp.where(used, logprob, 0).sum(), count)
+    metrics[f'{name}_top1'] = scoring.Mean((used & top).sum(), count)
 
   seeds = g * (length if denoising.ar_weight or b == 1
                else length // b + denoising.random_offset)
@@ -252,4 +253,4 @@ def loss(model: transformer.Transformer, params: Any,
     add('noisy', noisy_weight, g * length * denoising.mask_pairs, states.noisy,
         canvas_lib.take_tokens(
             canvas.clean, canvas_lib.block_positions(canvas.start, b)))
-  return total / jnp.maximum(total_weight, 1e-9), metrics
+  return scoring.Mean(total, total_weight), metrics

@@ -135,7 +135,7 @@ def loss(model: transformer.Transformer, params: Any,
          batch: Mapping[str, jax.Array], canvas: canvas_lib.CanvasConfig,
          config: DistillationConfig, vocabulary: vocabulary_lib.Vocabulary,
          teacher_head: Any, candidate_ids: tuple[int, ...] = ()
-         ) -> tuple[jax.Array, dict[str, jax.Array]]:
+         ) -> tuple[scoring.Mean, dict[str, scoring.Mean]]:
   """The objective at the top of this module.
 
   Args:
@@ -154,7 +154,7 @@ def loss(model: transformer.Transformer, params: Any,
     candidate_ids: candidate tokens, for `positions='corrected'`.
 
   Returns:
-    The scalar loss and scalar metrics.
+    The loss and metrics.
 
   Raises:
     ValueError: a block_causal clean stream is to teach or to be scored, or
@@ -234,7 +234,6 @@ def loss(model: transformer.Transformer, params: Any,
           jnp.take_along_axis(teacher, token[..., None], -1)[..., 0])
     return kl, nats
 
-  total, metrics = 0., {}
   kl_sum = kl_weight = nats_sum = nats_weight = 0.
   for weight, state, at, distilled, excluded, capacity in parts:
     cross_entropy = (config.elsewhere != 'none'
@@ -254,12 +253,11 @@ def loss(model: transformer.Transformer, params: Any,
     kl_weight += (used * distilled).sum()
     nats_sum += jnp.where((used > 0) & ~distilled, used * nats, 0.).sum()
     nats_weight += (used * ~distilled).sum()
-  total = (kl_sum + nats_sum) / jnp.maximum(token_weight.sum(), 1e-9)
-  metrics = {'kl': kl_sum / jnp.maximum(kl_weight, 1e-9),
-             'elsewhere_nats': nats_sum / jnp.maximum(nats_weight, 1e-9),
-             'distilled_share': kl_weight / jnp.maximum(
-                 kl_weight + nats_weight, 1e-9)}
-  return total, metrics
+  metrics = {'kl': scoring.Mean(kl_sum, kl_weight),
+             'elsewhere_nats': scoring.Mean(nats_sum, nats_weight),
+             'distilled_share': scoring.Mean(
+                 kl_weight, kl_weight + nats_weight)}
+  return scoring.Mean(kl_sum + nats_sum, token_weight.sum()), metrics
 
 
 def _logits(model, params, states, vocabulary):

@@ -77,16 +77,16 @@ def token_scores(model: transformer.Transformer, params: Any,
 
 def loss(model: transformer.Transformer, params: Any,
          batch: dict[str, jax.Array], vocabulary: vocabulary_lib.Vocabulary,
-         head_chunk: int) -> tuple[jax.Array, dict[str, jax.Array]]:
+         head_chunk: int
+         ) -> tuple[scoring.Mean, dict[str, scoring.Mean | jax.Array]]:
   """The objective at the top of this module; arguments as `token_scores`.
 
   Returns:
-    The scalar loss, and the share of learned tokens that are the arg-max and
-    the number of tokens that are not padding.
+    The loss, and the share of learned tokens that are the arg-max and the
+    number of tokens that are not padding.
   """
   weight, logprob, top = token_scores(
       model, params, batch, vocabulary, head_chunk)
-  loss = -(weight * logprob).sum() / jnp.maximum(weight.sum(), 1e-9)
-  return loss, {
-      'top1': top.sum() / jnp.maximum((weight > 0).sum(), 1),
+  return scoring.Mean(-(weight * logprob).sum(), weight.sum()), {
+      'top1': scoring.Mean(top.sum(), (weight > 0).sum()),
       'tokens': (batch['start'] >= 0).sum().astype(jnp.float32)}

@@ -95,15 +95,16 @@ def replayed_logprobs(
         model, params, state, tokens, vocabulary, head_chunk,
         temperature or 1.)
     # where, not *: an unused row may hold a banned token's -inf.
-    total = total.at[jnp.arange(n)[:, None], at].add(
-        jnp.where(used > 0, logprob, 0))
+    total = jax.vmap(lambda row, at, values: row.at[at].add(values))(
+        total, at, jnp.where(used > 0, logprob, 0))
   return total.reshape(response.shape)
 
 
 def loss(model: transformer.Transformer, params: Any,
          batch: dict[str, jax.Array], canvas: canvas_lib.CanvasConfig,
          config: PolicyConfig, vocabulary: vocabulary_lib.Vocabulary,
-         temperature: float = 1.) -> tuple[jax.Array, dict[str, jax.Array]]:
+         temperature: float = 1.
+         ) -> tuple[scoring.Mean, dict[str, scoring.Mean | jax.Array]]:
   """The objective at the top of this module.
 
   Args:
@@ -118,31 +119,31 @@ def loss(model: transformer.Transformer, params: Any,
     temperature: of the rollout.
 
   Returns:
-    The scalar loss, 0 where no group counts, and scalar metrics.
+    The loss, 0 where no group counts, and metrics; `max_log_ratio` is no mean
+    but a maximum.
   """
   logprob = replayed_logprobs(
       model, params, batch, canvas, vocabulary, temperature, config.head_chunk)
   index = jnp.arange(logprob.shape[-1])
   stands = index < batch['response_length'][..., None]
   counted = stands & batch['kept'][:, None, None]
-  groups = jnp.maximum(batch['kept'].sum(), 1)
   weight = counted / jnp.maximum(
-      counted.sum((1, 2), keepdims=True), 1) / groups  # sums to 1
+      counted.sum((1, 2), keepdims=True), 1)  # sums to 1 a group
+  mean = lambda x: scoring.Mean((weight * x).sum(), batch['kept'].sum())
   log_ratio = jnp.where(stands, logprob - batch['logprob'], 0.)
   ratio = jnp.exp(log_ratio)
   advantage = batch['advantage'][..., None]
   clipped = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
   surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
-  total = -(weight * surrogate).sum()
+  objective = -surrogate
   metrics = {
-      'clip_fraction': (weight * (clipped * advantage < ratio * advantage)
-                       ).sum(),
+      'clip_fraction': mean(clipped * advantage < ratio * advantage),
       'max_log_ratio': jnp.abs(log_ratio).max(),
       # Of the sampled tokens: an estimate of the policy's entropy in nats.
-      'entropy': -(weight * logprob).sum()}
+      'entropy': mean(-logprob)}
   if config.kl_weight:
     gap = jnp.where(counted, batch['reference_logprob'] - logprob, 0.)
-    kl = (weight * (jnp.exp(gap) - gap - 1)).sum()
-    total += config.kl_weight * kl
-    metrics['kl'] = kl
-  return total, metrics
+    kl = jnp.exp(gap) - gap - 1
+    objective += config.kl_weight * kl
+    metrics['kl'] = mean(kl)
+  return mean(objective), metrics

@@ -1,18 +1,46 @@
 """Log-probabilities of given tokens, without ever holding [N, T, V].
 
-Only rows that carry a loss reach the head, and they reach it in chunks.
+Only rows that carry a loss reach the head, and they reach it in chunks. What
+an objective makes of them are `Mean`s, so that a batch may come in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
+
+
+@flax.struct.dataclass
+class Mean:
+  """A weighted mean, as sums that add up over the parts of a batch.
+
+  Attributes:
+    total: scalar, the weighted sum.
+    weight: scalar, the sum of weights; no function of parameters.
+  """
+  total: jax.Array
+  weight: jax.Array
+
+  @property
+  def value(self) -> jax.Array:
+    """The mean; 0 where nothing has a weight."""
+    return self.total / jnp.maximum(self.weight, 1e-9)
+
+  def times(self, factor: float) -> Mean:
+    """The mean of values times `factor`."""
+    return self.replace(total=factor * self.total)
+
+
+def values(metrics: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Metrics as scalars: the values of means, others as they are."""
+  return {k: v.value if isinstance(v, Mean) else v for k, v in metrics.items()}
 
 
 def gather_rows(weight: jax.Array, capacity: int,

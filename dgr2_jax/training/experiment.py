@@ -106,15 +106,16 @@ class Experiment:
     return sharding.param_shardings(
         self.mesh, transformer.abstract_params(config), transformer.RULES)
 
-  def restore(self, stage: str) -> Any:
-    """The best parameters that a complete stage left."""
+  def restore(self, stage: str, dtype: str | None = None) -> Any:
+    """The best parameters that a complete stage left, as `dtype`."""
     checkpoints = self._checkpoints(stage)
     if checkpoints is None or not checkpoints.is_complete():
       raise MissingStageError(
           f'{self.workdir / "checkpoints" / stage} holds no complete stage; '
           f'run --stage={stage} first, or all stages without --stage')
     abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        lambda x, s: jax.ShapeDtypeStruct(
+            x.shape, dtype or x.dtype, sharding=s),
         transformer.abstract_params(self.model.config),
         self._shardings(self.model.config))
     return checkpoints.restore_best(abstract)[1]

@@ -10,8 +10,8 @@ On-policy stages get their batches from the policy itself, a round of U updates
 at a time, and are checkpointed between rounds only. The weights that they begin
 with are validated too, and are the best until others are better.
 
-A stage brings a pure loss `(params, batch, key) -> (loss, metrics)`, batches
-that are a function of the step, and a validation. Everything a step draws is
+A stage brings a pure loss (`step.LossFn`), batches that are a function of the
+step, and a validation. Everything a step draws is
 a function of (seed, step), and what is summed between two log lines is part of
 the checkpointed state, so that a run killed anywhere and started again ends
 with the same bits.
@@ -22,29 +22,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 import contextlib
+import functools
 import math
 import pathlib
 from typing import Any, Protocol
 
 from absl import logging
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 import ml_collections
 import numpy as np
-import optax
 
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import interrupts
 from dgr2_jax.training import logging as metrics_logging
+from dgr2_jax.training import lora as lora_lib
 from dgr2_jax.training import optimizer as optimizer_lib
 from dgr2_jax.training import sharding
+from dgr2_jax.training import step as step_lib
 
 Params = Any
 Batch = Mapping[str, np.ndarray]
-LossFn = Callable[[Params, dict[str, jax.Array], jax.Array],
-                  tuple[jax.Array, dict[str, jax.Array]]]
 
 _PREFETCH = 2  # batches loaded ahead of the step that needs them
 
@@ -75,59 +74,7 @@ class Batches(Protocol):
     ...
 
 
-@struct.dataclass
-class TrainState:
-  """What a checkpoint holds.
-
-  Attributes:
-    step: int32, steps done.
-    params: the parameters.
-    opt_state: optax's state.
-    sums: float32 sums of the metrics since the last log line.
-    bad_step: int32, the first step whose loss or gradient was not finite; -1
-      while there is none.
-  """
-  step: jax.Array
-  params: Params
-  opt_state: optax.OptState
-  sums: dict[str, jax.Array]
-  bad_step: jax.Array
-
-
-def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
-              seed: int) -> Callable[[TrainState, Any], TrainState]:
-  """One update, to be jitted.
-
-  Args:
-    loss_fn: a pure function (params, batch, key) -> (loss, metrics).
-    optimizer: from `optimizer.make_optimizer`.
-    seed: with the step, all that a step's randomness depends on.
-
-  Returns:
-    (state, batch) -> state.
-  """
-
-  def step(state: TrainState, batch: dict[str, jax.Array]) -> TrainState:
-    key = jax.random.fold_in(jax.random.key(seed), state.step)
-    (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-        state.params, batch, key)
-    norm = optax.global_norm(grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    metrics = {'loss': loss, 'gradient_norm': norm} | metrics
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    return state.replace(
-        step=state.step + 1,
-        params=optax.apply_updates(state.params, updates),
-        opt_state=opt_state,
-        sums={k: v + jnp.asarray(metrics[k], jnp.float32)
-              for k, v in state.sums.items()},
-        bad_step=jnp.where(finite | (state.bad_step >= 0), state.bad_step,
-                           state.step + 1))
-
-  return step
-
-
-def train(*, stage: str, loss_fn: LossFn, params: Params,
+def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
           batches: Batches | Rounds,
           validate: Callable[[Params], Mapping[str, float]],
           config: ml_collections.ConfigDict, workdir: pathlib.Path,
@@ -136,18 +83,19 @@ def train(*, stage: str, loss_fn: LossFn, params: Params,
 
   Args:
     stage: names the checkpoints and the metrics.
-    loss_fn: a pure function (params, batch, key) -> (loss, metrics). The loss
-      and scalar metrics are means over the global batch; logged values are
-      their means over the steps since the last line. A metric `tokens`
-      (processed in the step) gives tokens/s.
-    params: initial parameters; not used (but for shapes) when resuming.
+    loss_fn: a pure function, see `step.LossFn`. Logged values are means over
+      the steps since the last line. A metric `tokens` (processed in the step)
+      gives tokens/s.
+    params: initial parameters; when resuming not used but for shapes and, with
+      LoRA, as what is adapted.
     batches: this host's rows of every step's batch, or rounds of the policy's
       own responses.
     validate: the parameters -> metrics; called every `eval_every` steps, at the
       end and, for rounds, at the start.
     config: the stage's section: `steps`, `eval_every`, `checkpoint_every`,
       `log_every`, `keep`, `best_metric` (of `validate`, higher is better), and
-      the fields of `optimizer.make_optimizer`.
+      the fields of `optimizer.make_optimizer`; optionally `accumulate`, parts
+      that a batch is taken in.
     workdir: the run's directory.
     mesh: from `sharding.make_mesh`.
     rules: parameter shardings, see `sharding.param_shardings`.
@@ -207,14 +155,20 @@ class _Run:
             rules: sharding.Rules) -> None:
     """Restores the newest usable checkpoint, or initialises."""
     optimizer = optimizer_lib.make_optimizer(self._config)
+    self._lora = lora = optimizer_lib.of_stage(self._config).adapters()
+    rules = (*optimizer_lib.RULES, *rules)
 
     def init(params):
-      return TrainState(
+      base = None
+      if lora:
+        base, params = params, lora_lib.init(
+            params, jax.random.key(self._seed), lora)
+      return step_lib.TrainState(
           step=jnp.int32(0), params=jax.tree.map(jnp.copy, params),
           opt_state=optimizer.init(params),
           sums={name: jnp.float32(0)
                 for name in ('loss', 'gradient_norm', *metrics)},
-          bad_step=jnp.int32(-1))
+          bad_step=jnp.int32(-1), base=jax.tree.map(jnp.copy, base))
 
     example = (batches.example() if hasattr(batches, 'collect')
                else dict(batches[0]))
@@ -224,27 +178,47 @@ class _Run:
       abstract = jax.eval_shape(init, params)
       shardings = sharding.param_shardings(self._mesh, abstract, rules)
       self._step_fn = jax.jit(
-          make_step(self._loss_fn, optimizer, self._seed),
+          step_lib.make_step(
+              self._loss_fn, optimizer, self._seed, rules,
+              self._config.get('accumulate', 1), lora),
           in_shardings=(shardings, None),  # batches are placed already
           out_shardings=shardings, donate_argnums=0)
+      self._merge = lora and jax.jit(
+          functools.partial(lora_lib.merge, config=lora),
+          out_shardings=shardings.base)
     abstract = _abstract(abstract, shardings)
-    restored = self._checkpoints.restore_latest(abstract.replace(params=None),
-                                                abstract.params)
-    if restored is None:
-      self._step, self._best = 0, None
+    full = 'base' if lora else 'params'  # shaped like the model's
+    restored = self._checkpoints.restore_latest(
+        self._apart(abstract), getattr(abstract, full))
+    if restored is None or lora:
       with jax.set_mesh(self._mesh):
         self._state = jax.jit(init, out_shardings=shardings)(
-            jax.device_put(params, shardings.params))
-      logging.info('%s starts: %s parameters, %d steps.', self._stage,
+            jax.device_put(params, getattr(shardings, full)))
+    if restored is None:
+      self._step, self._best = 0, None
+      logging.info('%s starts: %s parameters, %s trained, %d steps.',
+                   self._stage, f'{_size(params):,}',
                    f'{_size(abstract.params):,}', self._config.steps)
     else:
-      self._step, rest, params, self._best = restored
-      self._state = rest.replace(params=params)
+      self._step, rest, saved, self._best = restored
+      self._state = (rest.replace(base=self._state.base) if lora
+                     else rest.replace(params=saved))
       logging.info('%s resumes at step %d of %d.', self._stage, self._step,
                    self._config.steps)
     self._saved = None if restored is None else self._step
     self._logged = self._step // self._config.log_every * self._config.log_every
     self._finite_until = self._step
+
+  def _apart(self, state: step_lib.TrainState) -> step_lib.TrainState:
+    """What a checkpoint holds beside the model's parameters."""
+    return state.replace(**{'base' if self._lora else 'params': None})
+
+  def _params(self) -> Params:
+    """The model's parameters, adapters merged."""
+    if not self._lora:
+      return self._state.params
+    with jax.set_mesh(self._mesh):
+      return self._merge(self._state.base, self._state.params)
 
   def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path) -> None:
     """Runs the remaining steps and marks the stage complete."""
@@ -292,7 +266,7 @@ class _Run:
       return
     for round_ in range(self._step // batches.updates,
                         self._config.steps // batches.updates):
-      yield from batches.collect(self._state.params, round_, self._seed)
+      yield from batches.collect(self._params(), round_, self._seed)
 
   def _train_step(self, batch: dict[str, jax.Array]) -> None:
     first = self._step == self._started
@@ -345,7 +319,7 @@ class _Run:
     before = metrics_logging.Clock()
     with self._clock.pause(), jax.set_mesh(self._mesh):
       values = {k: float(v) for k, v in
-                self._validate(self._state.params).items()}
+                self._validate(self._params()).items()}
     name = self._config.best_metric
     value = values.get(name, math.nan)
     if not math.isfinite(value):
@@ -371,8 +345,8 @@ class _Run:
       return
     self._check_finite()
     with self._clock.pause():
-      self._checkpoints.save(self._step, self._state.replace(params=None),
-                             self._state.params, self._best)
+      self._checkpoints.save(self._step, self._apart(self._state),
+                             self._params(), self._best)
     self._saved = self._step
 
 

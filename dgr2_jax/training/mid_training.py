@@ -44,9 +44,10 @@ def train(experiment: experiment_lib.Experiment) -> None:
 
   def loss_fn(params, batch, key):
     del key  # nothing is drawn
-    return language_modelling.loss(
+    loss, measured = language_modelling.loss(
         experiment.model, params, batch, experiment.vocabulary,
         section.head_chunk)
+    return (loss,), measured
 
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def sums(params, batch):

@@ -25,6 +25,7 @@ from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import replay as replay_lib
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.objectives import rewards as rewards_lib
+from dgr2_jax.objectives import scoring
 from dgr2_jax.training import sharding
 
 Batch = dict[str, Any]
@@ -295,9 +296,10 @@ class _Tally:
             + f' | {means["tokens_per_forward"]:.2f} tokens per forward')
 
 
-def measured(batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Scalar metrics of the round that an update batch comes from."""
-  return {name: values.mean() for name, values in batch['round'].items()}
+def measured(batch: Mapping[str, Any]) -> dict[str, scoring.Mean]:
+  """Metrics of the round that an update batch comes from."""
+  return {name: scoring.Mean(values.sum(), values.size)
+          for name, values in batch['round'].items()}
 
 
 def _take(groups: Batch, rows: np.ndarray) -> Batch:

@@ -7,14 +7,14 @@
 
 A single device is a mesh of one, so there is one code path. Parameters are
 placed by a table of (pattern over the parameter path, PartitionSpec) that the
-model keeps beside itself; XLA's partitioner does the rest (all axes are Auto).
+model keeps beside itself, activations by constraints (`models/partition.py`);
+XLA's partitioner does the rest (all axes are Auto).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import math
-import re
 from typing import Any
 
 import jax
@@ -22,10 +22,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import numpy as np
 
-AXES = ('data', 'fsdp', 'tensor')
-BATCH_AXES = ('data', 'fsdp')
+from dgr2_jax.models import partition
 
-Rules = Sequence[tuple[str, P]]
+AXES = partition.AXES
+BATCH_AXES = partition.BATCH_AXES
+Rules = partition.Rules
 
 
 def make_mesh(config: Mapping[str, int],
@@ -63,24 +64,6 @@ def make_mesh(config: Mapping[str, int],
                        axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def path_name(path: tuple[Any, ...]) -> str:
-  """A key path as text: `params/layers/query`."""
-  return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
-def _fit(mesh: Mesh, spec: P, shape: tuple[int, ...], name: str) -> P:
-  """`spec`, with dimensions that the mesh does not divide replicated."""
-  if len(spec) > len(shape):
-    raise ValueError(f'The sharding rule for {name} has {len(spec)} '
-                     f'dimensions; the array has {len(shape)}.')
-  fitted = []
-  for size, axes in zip(shape, spec):
-    names = (axes,) if isinstance(axes, str) else axes or ()
-    parts = math.prod(mesh.shape[axis] for axis in names)
-    fitted.append(axes if size % parts == 0 else None)
-  return P(*fitted)
-
-
 def param_shardings(mesh: Mesh, tree: Any, rules: Rules) -> Any:
   """A sharding for every leaf of `tree`.
 
@@ -100,14 +83,10 @@ def param_shardings(mesh: Mesh, tree: Any, rules: Rules) -> Any:
   Raises:
     ValueError: a rule has more dimensions than the array it matches.
   """
-  compiled = [(re.compile(pattern), spec) for pattern, spec in rules]
-
   def leaf_sharding(path, leaf):
-    name = path_name(path)
-    for pattern, spec in compiled:
-      if pattern.search(name):
-        return NamedSharding(mesh, _fit(mesh, spec, np.shape(leaf), name))
-    return replicated(mesh)
+    name = partition.path_name(path)
+    return NamedSharding(mesh, partition.fit(
+        mesh, partition.spec_of(name, rules), np.shape(leaf), name))
 
   return jax.tree.map_with_path(leaf_sharding, tree)
 
@@ -144,7 +123,7 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray],
     rows = x.shape[0] * (1 if whole else jax.process_count())
     if rows % parts:
       raise ValueError(
-          f'A batch of {rows} rows ({path_name(path)}) does not split over '
+          f'A batch of {rows} rows ({partition.path_name(path)}) does not split over '
           f'{parts} devices (mesh data x fsdp); make batch_size a multiple.')
     return jax.make_array_from_process_local_data(
         sharding, x, (rows, *x.shape[1:]))

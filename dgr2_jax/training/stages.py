@@ -50,6 +50,7 @@ from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
 from dgr2_jax.training import mid_training
 from dgr2_jax.training import rollouts
+from dgr2_jax.training import step as step_lib
 
 
 def fields_of(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def _denoise(experiment: experiment_lib.Experiment, stage: str, params: Any,
         experiment.model, params, batch, key, canvas, objective,
         experiment.vocabulary)
     tokens = batch['prompt_length'].sum() + batch['response_length'].sum()
-    return loss, measured | {'tokens': tokens.astype(jnp.float32)}
+    return (loss,), measured | {'tokens': tokens.astype(jnp.float32)}
 
   _train(experiment, stage, canvas, loss_fn, params, experiment.train_batches(
       section.batch_size, experiment.data.supervised_files()))
@@ -179,7 +180,7 @@ def _reinforce(experiment: experiment_lib.Experiment, stage: str,
         experiment.model, params, batch, canvas, objective,
         experiment.vocabulary, temperature)
     other, more = mixed_in(params, batch, key)
-    return loss + other, measured | more | rollouts.measured(batch)
+    return (loss, *other), measured | more | rollouts.measured(batch)
 
   _train(experiment, stage, canvas, loss_fn, params, rollouts.Rollouts(
       experiment, stage, canvas, _prompts(experiment, section),
@@ -193,17 +194,22 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
   objective = distillation.DistillationConfig(
       **fields_of(distillation.DistillationConfig, section))
   model, vocabulary = experiment.model, experiment.vocabulary
+  teacher_model = model
   candidates = experiment.candidate_ids()
   teacher = None
   if section.teacher != 'self':
+    dtype = section.get('teacher_dtype')
     teacher = experiment.restore(
         experiment.before('convert') if section.teacher == 'ar'
-        else section.teacher)
+        else section.teacher, dtype)
+    if dtype:
+      teacher_model = transformer.Transformer(dataclasses.replace(
+          model.config, dtype=dtype, param_dtype=dtype))
 
   @jax.jit
   def clean_states(params, batch):
     return canvas_lib.states(
-        model, params, canvas_lib.autoregressive(
+        teacher_model, params, canvas_lib.autoregressive(
             batch['prompt'], batch['prompt_length'], batch['response']),
         vocabulary.mask_id, canvas_lib.AUTOREGRESSIVE).clean
 
@@ -214,16 +220,16 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
       states = clean_states(teacher, {
           k: batch[k] for k in ('prompt', 'prompt_length', 'response')})
     head = {k: v for k, v in teacher.items() if k != 'layers'}
-    return batch | {'teacher_states': states, 'teacher_head': head}
+    return batch | {'teacher_states': states, step_lib.FROZEN: head}
 
   records, mixed_in = _supervision(experiment, section, canvas)
 
   def loss_fn(params, batch, key):
     loss, measured = distillation.loss(
         model, params, batch, canvas, objective, vocabulary,
-        batch.get('teacher_head'), candidates)
+        batch.get(step_lib.FROZEN), candidates)
     other, more = mixed_in(params, batch, key)
-    return loss + other, measured | more | rollouts.measured(batch)
+    return (loss, *other), measured | more | rollouts.measured(batch)
 
   _train(experiment, 'opd', canvas, loss_fn,
          experiment.restore(experiment.before('opd')), rollouts.Rollouts(
@@ -238,7 +244,7 @@ def _supervision(experiment: experiment_lib.Experiment,
                  canvas: canvas_lib.CanvasConfig):
   """Batches of records, and the CFT loss of them that a stage mixes in."""
   if not section.cft_weight:
-    return None, lambda params, batch, key: (0., {})
+    return None, lambda params, batch, key: ((), {})
   objective = denoising.DenoisingConfig(
       **fields_of(denoising.DenoisingConfig, section))
 
@@ -246,7 +252,7 @@ def _supervision(experiment: experiment_lib.Experiment,
     loss, _ = denoising.loss(
         experiment.model, params, batch['supervised'], key, canvas, objective,
         experiment.vocabulary)
-    return section.cft_weight * loss, {'cft_loss': loss}
+    return (loss.times(section.cft_weight),), {'cft_loss': loss}
 
   return experiment.train_batches(
       section.batch_size, experiment.data.supervised_files(),
@@ -261,7 +267,7 @@ def _prompts(experiment: experiment_lib.Experiment,
 
 
 def _train(experiment: experiment_lib.Experiment, stage: str,
-           canvas: canvas_lib.CanvasConfig, loss_fn: loop.LossFn, params: Any,
+           canvas: canvas_lib.CanvasConfig, loss_fn: step_lib.LossFn, params: Any,
            batches: loop.Batches | loop.Rounds) -> None:
   """Trains one stage, validating by decoding."""
   section = experiment.config[stage]

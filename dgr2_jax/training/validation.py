@@ -29,6 +29,7 @@ from dgr2_jax.objectives import distillation
 from dgr2_jax.objectives import policy
 from dgr2_jax.objectives import rewards
 from dgr2_jax.semantic_ids import catalogue
+from dgr2_jax.training import optimizer
 from dgr2_jax.training import rollouts
 
 # Stages that a recipe may have, in their order.
@@ -155,6 +156,10 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'\w+\.(batch_size|steps|eval_every|checkpoint_every|log_every|keep)',
      _whole(1)),
     (r'\w+\.(warmup_steps|eval_requests|head_chunk)', _whole(0)),
+    (r'\w+\.accumulate', _whole(1)),
+    (r'\w+\.teacher_dtype', _DTYPE),
+    (r'\w+\.optimizer\.lora\.rank', _whole(1)),
+    (r'\w+\.optimizer\.lora\.alpha', _ABOVE_ZERO),
     (r'\w+\.learning_rate', _ABOVE_ZERO),
     (r'\w+\.(weight_decay|grad_clip|(reasoning|answer|ar|kl|cft)_weight'
      r'|clip_low|clip_high)', _NOT_NEGATIVE),
@@ -228,7 +233,15 @@ def _check_stage(name: str, section: ml_collections.ConfigDict) -> None:
     except (TypeError, ValueError) as e:
       raise ValueError(f'config.{what}: {e}') from e
 
-  known = {*_TRAINING, *_MORE.get(name, ())}
+  known = {*_TRAINING, *_MORE.get(name, ()), 'accumulate', 'optimizer'}
+  if name == 'opd':
+    known.add('teacher_dtype')
+  build(optimizer.OptimizerConfig, section.get('optimizer', {}),
+        f'{name}.optimizer')
+  parts = section.get('accumulate', 1)
+  if section.batch_size % parts:
+    raise ValueError(f'config.{name}.accumulate is {parts}: expected a divisor '
+                     f'of {name}.batch_size={section.batch_size}.')
   for cls in _OBJECTIVES[name]:
     fields = {field.name for field in dataclasses.fields(cls)}
     build(cls, {f: section[f] for f in fields if f in section}, name)

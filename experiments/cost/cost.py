@@ -275,7 +275,7 @@ def _denoising_loss(model, config, vocabulary):
     # The default generator is a loop on CPUs; this one is not.
     key = jax.random.key(0, impl='unsafe_rbg')
     return denoising.loss(model, params, batch, key, config,
-                          denoising.DenoisingConfig(), vocabulary)[0]
+                          denoising.DenoisingConfig(), vocabulary)[0].value
 
   return loss
 
@@ -284,7 +284,7 @@ def _policy_loss(model, config, vocabulary):
 
   def loss(params, batch):
     return policy.loss(model, params, batch, config, policy.PolicyConfig(),
-                       vocabulary)[0]
+                       vocabulary)[0].value
 
   return loss
 

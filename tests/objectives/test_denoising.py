@@ -22,7 +22,7 @@ V = tiny.VOCABULARY
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def loss(params, batch, canvas, config, model, key=jax.random.key(5)):
-  return denoising.loss(model, params, batch, key, canvas, config, V)[0]
+  return denoising.loss(model, params, batch, key, canvas, config, V)[0].value
 
 
 @settings(max_examples=25, deadline=None)

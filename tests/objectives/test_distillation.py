@@ -33,7 +33,8 @@ SAME = canvas_lib.CanvasConfig(B, alignment='same_position')
 def loss_and_grad(model, params, batch, canvas, config, head=None):
   return jax.value_and_grad(
       lambda params: distillation.loss(
-          model, params, batch, canvas, config, V, head, CANDIDATES)[0])(params)
+          model, params, batch, canvas, config, V, head, CANDIDATES)[0].value)(
+              params)
 
 
 @functools.cache
@@ -260,7 +261,8 @@ def test_one_random_step_is_all_steps_on_average():
   call = np.array([[[0, 2, 1, 3, 4, 6, 5, 6]]])  # three steps, then two
   steps = replay_lib.replay(call, SHIFTED, 5)
   loss = jax.jit(lambda canvases: distillation.loss(
-      model, params, batch | canvases, SHIFTED, config, V, None, CANDIDATES)[0])
+      model, params, batch | canvases, SHIFTED, config, V, None, CANDIDATES
+      )[0].value)
 
   def chosen(indices, weight):
     return {'owner': steps.owner, 'first': steps.first,
@@ -360,7 +362,7 @@ def test_gradient_needs_no_logits_of_all_rows():
   for chunk in (0, 4):
     grad = jax.grad(lambda params, batch, head: distillation.loss(
         transformer.Transformer(config), params, batch, SHIFTED,
-        config_of(head_chunk=chunk), vocabulary, head, CANDIDATES)[0])
+        config_of(head_chunk=chunk), vocabulary, head, CANDIDATES)[0].value)
     head = {k: v for k, v in params.items() if k != 'layers'}
     temporary[chunk] = jax.jit(grad).lower(params, batch, head).compile(
         ).memory_analysis().temp_size_in_bytes
@@ -373,7 +375,7 @@ def test_candidates_may_be_left_out():
   head = {k: v for k, v in teacher.items() if k != 'layers'}
   loss, _ = jax.eval_shape(lambda: distillation.loss(
       model, params, batch, SHIFTED, config_of(), V, head))
-  assert loss.shape == ()
+  assert loss.total.shape == ()
 
 
 def test_config_names_the_field():

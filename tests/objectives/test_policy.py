@@ -13,6 +13,7 @@ from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import replay as replay_lib
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.objectives import policy
+from dgr2_jax.objectives import scoring
 from tests.decoding import traces
 from tests.models import reference
 from tests.models import tiny
@@ -34,9 +35,10 @@ def replayed(model, params, batch, canvas, temperature):
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def loss_and_grad(model, params, batch, canvas, config):
-  return jax.value_and_grad(
-      lambda params: policy.loss(model, params, batch, canvas, config, V),
-      has_aux=True)(params)
+  def value(params):
+    loss, metrics = policy.loss(model, params, batch, canvas, config, V)
+    return loss.value, scoring.values(metrics)
+  return jax.value_and_grad(value, has_aux=True)(params)
 
 
 def on_canvas(batch, response, calls, canvas):

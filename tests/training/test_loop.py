@@ -15,6 +15,7 @@ from dgr2_jax.training import checkpoints
 from dgr2_jax.training import loop
 from dgr2_jax.training import optimizer
 from dgr2_jax.training import sharding
+from dgr2_jax.training import step as step_lib
 from tests.training import toy_run
 
 # A process that has imported everything, but not started JAX, is forked.
@@ -57,7 +58,7 @@ def _checkpoint(directory, keep=2):
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype,
                                      sharding=sharding.replicated(mesh)), tree)
   params = jax.tree.map(jnp.asarray, toy_run.init_params())
-  state = loop.TrainState(
+  state = step_lib.TrainState(
       step=jnp.int32(0), params=None,
       opt_state=optimizer.make_optimizer(config).init(params),
       sums={k: jnp.float32(0) for k in (
@@ -181,12 +182,12 @@ def test_callers_parameters_survive(tmp_path):
 @pytest.mark.parametrize('fault', ['loss', 'gradient'])
 def test_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, fault):
   def loss_fn(params, batch, key):
-    loss, metrics = toy_run.loss_fn(params, batch, key)
+    (loss,), metrics = toy_run.loss_fn(params, batch, key)
     bad = (batch['x'] > 50).any()
     # sqrt has a finite value and an infinite gradient at 0.
     edge = jnp.sqrt(jnp.where(bad, 0., 1.) * jnp.abs(params['out'][0]))
-    return loss + (jnp.where(bad, jnp.nan, 0.) if fault == 'loss'
-                   else 0. * edge), metrics
+    other = (jnp.where(bad, jnp.nan, 0.) if fault == 'loss' else 0. * edge)
+    return (loss.replace(total=loss.total + other),), metrics
 
   class Bad(toy_run.Batches):
     def __getitem__(self, step):

@@ -130,7 +130,7 @@ def test_a_prompt_that_comes_back_gets_other_noise(monkeypatch):
 def test_metrics_are_of_all_that_was_decoded(monkeypatch):
   _, source = make(monkeypatch, differ=[1, 5, 7], refill=2)
   batch, = source.collect(None, round_=0, seed=0)
-  measured = {k: float(v) for k, v in rollouts.measured(batch).items()}
+  measured = {k: float(v.value) for k, v in rollouts.measured(batch).items()}
   # 8 groups were decoded, 3 of them differ; the batch holds 4.
   assert measured['same_reward_share'] == pytest.approx(5 / 8)
   assert measured['valid_rate'] == 1.

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import ml_collections
 import numpy as np
 
+from dgr2_jax.objectives import scoring
 from dgr2_jax.training import logging as metrics_logging
 from dgr2_jax.training import loop
 from dgr2_jax.training import sharding
@@ -64,8 +65,8 @@ def loss_fn(params, batch, key):
   hidden = jnp.tanh(batch['x'] @ params['dense']['w'] + params['dense']['bias'])
   hidden *= jax.random.bernoulli(key, 0.9, hidden.shape)
   error = hidden @ params['out'] - batch['y']
-  return jnp.square(error).mean(), {
-      'error/absolute': jnp.abs(error).mean(),
+  return (scoring.Mean(jnp.square(error).sum(), error.size),), {
+      'error/absolute': scoring.Mean(jnp.abs(error).sum(), error.size),
       'tokens': jnp.float32(error.size)}
 
 
