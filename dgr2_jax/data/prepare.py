@@ -88,7 +88,7 @@ def _build(config: ml_collections.ConfigDict,
   made = catalogue.build(dataset.items, config.semantic_ids)
   made.save(directory)
   semantic_ids = made.ids
-  sets = requests_lib.build_requests(dataset, config.data)
+  sets = requests_lib.build_requests(dataset, config.data, semantic_ids)
   requests_lib.save(sets, directory / 'requests.npz')
   logging.info('The boosted ranker, and %d more for the training orders.',
                config.boosted.folds)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -145,21 +146,9 @@ def train(
     ValueError: no history has two items, or the loss is not finite.
   """
   c = retriever.config
-  optimizer = optax.chain(
-      optax.clip_by_global_norm(c.grad_clip),
-      optax.adamw(
-          optax.linear_schedule(0., c.learning_rate, max(1, c.warmup_steps)),
-          b2=.98, weight_decay=c.weight_decay, mask=optimizer_lib.decayed))
-
-  @jax.jit
-  def step(params, opt_state, rows, key):
-    loss, grads = jax.value_and_grad(retriever.loss)(params, rows, key)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, loss
-
   key = jax.random.key(c.seed)
   params = jax.jit(retriever.init)(key)
-  opt_state = optimizer.init(params)
+  opt_state = _optimizer(c).init(params)
   best, best_epoch, best_score = params, 0, -1.
   steps, start = 0, time.perf_counter()
   for epoch in range(1, epochs + 1):
@@ -169,8 +158,8 @@ def train(
     losses = []
     for batch in _batches(rows, c.batch_rows):
       steps += 1
-      params, opt_state, loss = step(
-          params, opt_state, batch, jax.random.fold_in(key, steps))
+      params, opt_state, loss = _step(
+          retriever, params, opt_state, batch, jax.random.fold_in(key, steps))
       losses.append(loss)
     loss = float(np.mean(losses))
     if not np.isfinite(loss):
@@ -188,6 +177,24 @@ def train(
     elif epoch - best_epoch >= c.patience:
       break
   return best, best_epoch
+
+
+def _optimizer(c: TrainingConfig) -> optax.GradientTransformation:
+  rate = optax.linear_schedule(0., c.learning_rate, max(1, c.warmup_steps))
+  return optax.chain(
+      optax.clip_by_global_norm(c.grad_clip),
+      optax.adamw(rate, b2=.98, weight_decay=c.weight_decay,
+                  mask=optimizer_lib.decayed))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(retriever: Retriever, params: Any, opt_state: optax.OptState,
+          rows: packing.Rows, key: jax.Array):
+  """One update, compiled once for all folds."""
+  loss, grads = jax.value_and_grad(retriever.loss)(params, rows, key)
+  updates, opt_state = _optimizer(retriever.config).update(
+      grads, opt_state, params)
+  return optax.apply_updates(params, updates), opt_state, loss
 
 
 def _batches(rows: packing.Rows, size: int):
