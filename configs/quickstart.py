@@ -3,8 +3,9 @@
     python -m dgr2_jax.main --config=configs/quickstart.py --workdir=/tmp/quick
 
 `--config=configs/quickstart.py:smoke` is that with tiny data and a handful of
-steps: it shows that everything runs, not that it learns. Ablations leave stages
-out: `--config.recipe="('ar_sft','convert','cft','rl')"`.
+steps: it shows that everything runs, not that it learns. `:sasrec` chooses
+another retriever, of `data.retriever.kind`; `:smoke,sasrec` is both. Ablations
+leave stages out: `--config.recipe="('ar_sft','convert','cft','rl')"`.
 """
 
 import ml_collections
@@ -13,10 +14,13 @@ from dgr2_jax.training import sweeps
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment; `variant` is '' or 'smoke'."""
-  if variant not in ('', 'smoke'):
-    raise ValueError(f'configs/quickstart.py:{variant}: expected smoke or '
-                     'nothing after the colon')
+  """The experiment; `variant` is '', 'smoke', a retriever, or both."""
+  words = [word for word in variant.split(',') if word]
+  smoke = 'smoke' in words
+  retriever, *more = [w for w in words if w != 'smoke'] or ['cooccurrence']
+  if more:
+    raise ValueError(f'configs/quickstart.py:{variant}: expected smoke, a '
+                     'retriever, or both with a comma')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -34,7 +38,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       num_candidates=10,
       max_train_requests=0,  # 0 is all
       retriever=dict(
-          kind='cooccurrence',  # or file: candidates.jsonl
+          # cooccurrence | sasrec | generative | file: candidates.jsonl. What
+          # differs from a trained one's defaults: a section sasrec=dict(...).
+          kind=retriever,
           path='',
           window=20,
           distance_decay=0.45,
@@ -200,7 +206,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_batch_size=1,
       timing_requests=24,
       timing_repetitions=3)
-  if variant == 'smoke':
+  if smoke:
+    if retriever in ('sasrec', 'generative'):
+      c.data.retriever[retriever] = dict(epochs=2, folds=2)
     c.data.embedded.update(num_users=300, num_items=120)
     c.data.max_train_requests = 256
     for stage in (c.ar_sft, c.ar_rl, c.cft, c.opd, c.rl):

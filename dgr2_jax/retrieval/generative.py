@@ -41,8 +41,6 @@ class GenerativeConfig(training.TrainingConfig):
     item_dropout: share of items left out of the histories that are learned.
     beams: prefixes that the search keeps; no list is longer.
   """
-  batch_rows: int = 32
-  learning_rate: float = 3e-3
   weight_decay: float = .1
   validation_users: int = 2000
   width: int = 96

@@ -35,6 +35,8 @@ class SasRecConfig(training.TrainingConfig):
     dropout: of embeddings and residual branches.
     history: T, the latest purchases that are read.
   """
+  batch_rows: int = 8
+  learning_rate: float = 2e-3
   width: int = 64
   layers: int = 2
   heads: int = 2

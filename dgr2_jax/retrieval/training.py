@@ -43,13 +43,13 @@ class TrainingConfig:
     folds: of users, for training lists, see `lists`.
   """
   seed: int = 0
-  batch_rows: int = 16
-  learning_rate: float = 1e-3
+  batch_rows: int = 32
+  learning_rate: float = 3e-3
   warmup_steps: int = 100
   weight_decay: float = 0.
   grad_clip: float = 1.
   epochs: int = 60
-  patience: int = 4
+  patience: int = 3
   validation_users: int = 4000
   folds: int = 4
 

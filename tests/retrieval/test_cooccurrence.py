@@ -105,8 +105,9 @@ def test_ties_follow_the_item_id_not_the_catalogue_order():
       dataset, items=dataset.items[::-1],
       sequences=tuple(back[s].astype(np.int32) for s in dataset.sequences))
   lists = [
-      cooccurrence.retrieve(fit(d), *map(np.array, zip(*shoppers.queries(d))), 10,
-                         hits_only=False)
+      cooccurrence.retrieve(
+          fit(d), *map(np.array, zip(*shoppers.queries(d))), 10,
+          hits_only=False)
       for d in (dataset, reversed_dataset)]
   np.testing.assert_array_equal(
       lists[0].candidates, back[lists[1].candidates])
