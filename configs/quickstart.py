@@ -208,7 +208,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_repetitions=3)
   if smoke:
     if retriever in ('sasrec', 'generative'):
-      c.data.retriever[retriever] = dict(epochs=2, folds=2)
+      c.data.retriever[retriever] = dict(
+          epochs=2, folds=2, width=32, layers=1)
     c.data.embedded.update(num_users=300, num_items=120)
     c.data.max_train_requests = 256
     for stage in (c.ar_sft, c.ar_rl, c.cft, c.opd, c.rl):
