@@ -5,7 +5,8 @@
 
 DIR_WITH_BEAUTY holds `items.jsonl` and `sequences.txt` (README, "Your data");
 for the raw 2014 files set --config.data.source=amazon_raw. What it gave is in
-experiments/beauty_small/.
+experiments/beauty_small/. `--config=configs/beauty_small.py:sasrec` chooses
+another retriever, of `data.retriever.kind`.
 """
 
 import ml_collections
@@ -13,8 +14,8 @@ import ml_collections
 from dgr2_jax.training import sweeps
 
 
-def get_config() -> ml_collections.ConfigDict:
-  """The experiment."""
+def get_config(retriever: str = 'cooccurrence') -> ml_collections.ConfigDict:
+  """The experiment, with the lists of `retriever`."""
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -32,7 +33,9 @@ def get_config() -> ml_collections.ConfigDict:
       num_candidates=10,
       max_train_requests=0,  # 0 is all
       retriever=dict(
-          kind='cooccurrence',  # or file: candidates.jsonl
+          # cooccurrence | sasrec | generative | file: candidates.jsonl. What
+          # differs from a trained one's defaults: a section sasrec=dict(...).
+          kind=retriever,
           path='',
           window=20,
           distance_decay=0.45,

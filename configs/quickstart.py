@@ -7,6 +7,7 @@ Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
     full     mid-training before ar_sft; RQ-VAE ids, which prompts show
     smoke    tiny data and a handful of steps: it shows that everything runs,
              not that it learns
+    sasrec   another retriever, of `data.retriever.kind`; or generative
 
 Ablations leave stages out: `--config.recipe="('ar_sft','convert','cft','rl')"`.
 """
@@ -17,11 +18,13 @@ from dgr2_jax.training import sweeps
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The experiment; `variant` joins 'full' and 'smoke' by commas."""
+  """The experiment; `variant` joins words of the list above by commas."""
   variants = set(filter(None, variant.split(',')))
-  if variants - {'full', 'smoke'}:
+  retriever, *more = variants - {'full', 'smoke'} or {'cooccurrence'}
+  if more:
     raise ValueError(f'configs/quickstart.py:{variant}: expected some of full, '
-                     'smoke, joined by commas, or nothing after the colon')
+                     'smoke and a retriever, joined by commas, or nothing '
+                     'after the colon')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -39,7 +42,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       num_candidates=10,
       max_train_requests=0,  # 0 is all
       retriever=dict(
-          kind='cooccurrence',  # or file: candidates.jsonl
+          # cooccurrence | sasrec | generative | file: candidates.jsonl. What
+          # differs from a trained one's defaults: a section sasrec=dict(...).
+          kind=retriever,
           path='',
           window=20,
           distance_decay=0.45,
@@ -222,6 +227,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_requests=24,
       timing_repetitions=3)
   if 'smoke' in variants:
+    if retriever in ('sasrec', 'generative'):
+      c.data.retriever[retriever] = dict(
+          epochs=2, folds=2, width=32, layers=1)
     c.data.embedded.update(num_users=300, num_items=120)
     c.data.max_train_requests = 256
     for stage in (c[name] for name in c.recipe if name != 'convert'):

@@ -33,12 +33,13 @@ def test_published_summaries_are_of_the_published_reports(path):
   assert path.read_text(encoding='utf-8') == SEEDS['summary'](path.parent)
 
 
-def test_published_semantic_ids_are_of_the_published_measurements():
-  folder = ROOT / 'experiments' / 'semantic_ids'
+@pytest.mark.parametrize('name', ['semantic_ids', 'retrieval'])
+def test_published_tables_are_of_the_published_measurements(name):
+  folder = ROOT / 'experiments' / name
   table = runpy.run_path(str(folder / 'run.py'))['table']
-  text = (folder / 'semantic_ids.md').read_text(encoding='utf-8')
+  text = (folder / f'{name}.md').read_text(encoding='utf-8')
   assert text == table(json.loads(
-      (folder / 'semantic_ids.json').read_text(encoding='utf-8')))
+      (folder / f'{name}.json').read_text(encoding='utf-8')))
 
 
 def test_published_mid_training_is_of_the_published_measurements():

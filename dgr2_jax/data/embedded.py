@@ -34,7 +34,7 @@ and seeds 0 to 4, on the test users whose target is among the ten candidates:
     retriever                                targets     Recall@1
                                              in the ten  its order   oracle
     symmetric (backward=1, recency_decay=.7)  .46-.48    .33-.36    .67-.71
-    `retrieval.default_config()`              .51-.53    .39-.41    .62-.67
+    `cooccurrence.default_config()`           .51-.53    .39-.41    .62-.67
 
 No ranker can beat the oracle's order in expectation.
 """

@@ -102,7 +102,7 @@ def _build(config: ml_collections.ConfigDict,
   if mid_train:
     mid_training.write(directory / _MID_TRAIN, mid_training.build(
         mid_train, dataset, template, documents, config.data.seed))
-  sets = requests_lib.build_requests(dataset, config.data)
+  sets = requests_lib.build_requests(dataset, config.data, semantic_ids)
   requests_lib.save(sets, directory / 'requests.npz')
   logging.info('The boosted ranker, and %d more for the training orders.',
                config.boosted.folds)

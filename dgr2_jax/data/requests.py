@@ -27,7 +27,9 @@ from dgr2_jax.data import candidates as candidates_lib
 from dgr2_jax.data import facts
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
-from dgr2_jax.data import retrieval
+from dgr2_jax.retrieval import cooccurrence
+from dgr2_jax.retrieval import lists as lists_lib
+from dgr2_jax.retrieval import retrievers
 
 SPLITS = candidates_lib.SPLITS
 _SHORTEST = histories_lib.HELD_OUT + 1
@@ -126,8 +128,45 @@ def _queries(
   return users, h.length - candidates_lib.FROM_END[split]
 
 
+# Users, positions and candidates of a split's lists.
+_Given = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _from_file(dataset: interactions.Dataset,
+               config: config_dict.ConfigDict) -> dict[str, _Given]:
+  """The lists that a file has, by split."""
+  path = config.retriever.path or pathlib.Path(config.path, 'candidates.jsonl')
+  given = candidates_lib.read(path, dataset, config.num_candidates)
+  if missing := [split for split in SPLITS if split not in given]:
+    logging.warning('%s has no lists for %s: the co-occurrence retriever '
+                    'makes them.', path, ' and '.join(missing))
+  return given
+
+
+def _learned(h: histories_lib.Histories, config: config_dict.ConfigDict,
+             semantic_ids: np.ndarray | None) -> dict[str, _Given]:
+  """The lists of a retriever that is trained here, by split."""
+  retriever = retrievers.make(config, h.num_items, semantic_ids)
+  cooccurrence.check_enough_items(
+      h.length.max() - 1, config.num_candidates, h.num_items)
+  params, epochs = lists_lib.fit(retriever, h)
+  given = {}
+  for split in SPLITS:
+    users, positions = _queries(h, split)
+    if split == 'train':
+      chosen = lists_lib.cross_fitted(
+          retriever, h, users, positions, config.num_candidates, epochs)
+    else:
+      chosen, _ = lists_lib.top(
+          retriever, params, h, users, positions, config.num_candidates)
+    given[split] = users, positions, chosen
+  return given
+
+
 def build_requests(
-    dataset: interactions.Dataset, config: config_dict.ConfigDict
+    dataset: interactions.Dataset,
+    config: config_dict.ConfigDict,
+    semantic_ids: np.ndarray | None = None,
 ) -> RequestSets:
   """Retrieves candidates and measures facts for all splits.
 
@@ -135,6 +174,7 @@ def build_requests(
     dataset: the catalogue and its users.
     config: the section `data`: `retriever`, `num_candidates`, `keep_misses`,
       `max_train_requests`, `seed`, and `path` for a retriever of kind 'file'.
+    semantic_ids: int [I, L], for a retriever of kind 'generative'.
 
   Returns:
     The requests. `keep_misses` applies to validation and test; a training
@@ -144,28 +184,21 @@ def build_requests(
     DataError: a user has fewer than three purchases, so that some target has
       an empty history; a bad candidates file; or no request of a split holds
       its target.
-    ValueError: unknown `retriever.kind`.
+    ValueError: a bad field of `retriever`, or training diverged.
   """
   for user, sequence in zip(dataset.users, dataset.sequences):
     if len(sequence) < _SHORTEST:
       raise interactions.DataError(
           f'user {user!r} has {len(sequence)} purchases: with fewer than '
           f'{_SHORTEST} the history of a target would be empty')
-  kind = config.retriever.kind
-  if kind not in ('cooccurrence', 'file'):
-    raise ValueError(
-        f'config.data.retriever.kind is {kind!r}: expected cooccurrence or '
-        'file')
-  given = {}
-  if kind == 'file':
-    path = config.retriever.path or pathlib.Path(
-        config.path, 'candidates.jsonl')
-    given = candidates_lib.read(path, dataset, config.num_candidates)
-    if missing := [split for split in SPLITS if split not in given]:
-      logging.warning('%s has no lists for %s: the co-occurrence retriever '
-                      'makes them.', path, ' and '.join(missing))
+  retrievers.check(config.retriever)
   h = histories_lib.flatten(dataset)
-  retriever = retrieval.fit(dataset, h, config.retriever)
+  given = {}
+  if config.retriever.kind == 'file':
+    given = _from_file(dataset, config)
+  elif config.retriever.kind in retrievers.LEARNED:
+    given = _learned(h, config, semantic_ids)
+  retriever = cooccurrence.fit(dataset, h, config.retriever)
   statistics = facts.fit(dataset, h)
 
   sets, summaries, edges = {}, {}, {}
@@ -173,13 +206,14 @@ def build_requests(
     keep_misses = config.keep_misses and split != 'train'
     if split in given:
       users, positions, chosen = given[split]
-      lists = retrieval.Lists(
+      lists = cooccurrence.Lists(
           np.arange(len(users)), chosen,
+          # Models of different folds do not score alike: ranks do.
           np.tile(1 / np.arange(1, config.num_candidates + 1, dtype=np.float32),
                   (len(users), 1)))
     else:
       users, positions = _queries(h, split)
-      lists = retrieval.retrieve(
+      lists = cooccurrence.retrieve(
           retriever, users, positions, config.num_candidates,
           hits_only=not keep_misses)
     evaluated = len(users)
@@ -212,9 +246,11 @@ def build_requests(
         for i in range(len(users)))
     s = summaries[split]
     logging.info(
-        '%s: %d requests, hit rate %.4f of %d, floor Recall@1/3 %.3f/%.3f.',
+        '%s: %d requests, hit rate %.4f of %d, floor Recall@1/3 %.3f/%.3f; '
+        'retriever Recall@5/10 %.4f/%.4f, NDCG@5/10 %.4f/%.4f.',
         split, len(users), s.hit_rate, s.evaluated, s.floor['recall@1'],
-        s.floor['recall@3'])
+        s.floor['recall@3'], *(s.unconditional[name] for name in (
+            'recall@5', 'recall@10', 'ndcg@5', 'ndcg@10')))
   return RequestSets(**sets, summaries=summaries, edges=edges)
 
 

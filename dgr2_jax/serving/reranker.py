@@ -28,7 +28,6 @@ from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import parsing
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
-from dgr2_jax.data import retrieval
 from dgr2_jax.data import traces
 from dgr2_jax.decoding import batching
 from dgr2_jax.decoding import block_decoder
@@ -36,6 +35,7 @@ from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import permutation
 from dgr2_jax.decoding import verification
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.retrieval import cooccurrence
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
 
@@ -113,7 +113,7 @@ class Reranker:
     self._statistics = facts.fit(dataset, self._histories)
     self._retriever = None
     if config.data.retriever.kind == 'cooccurrence':
-      self._retriever = retrieval.fit(
+      self._retriever = cooccurrence.fit(
           dataset, self._histories, config.data.retriever)
     self._template = prompts.Template(
         prompts.PromptConfig.from_config(config.prompt), data.tokenizer,
@@ -298,7 +298,7 @@ class Reranker:
           len(requests), 1)).astype(np.float32)
     else:
       scores = np.take_along_axis(
-          retrieval.extended(self._retriever, histories).scores(
+          cooccurrence.extended(self._retriever, histories).scores(
               users, positions), candidates, 1)
     for i, request in enumerate(requests):
       if request.scores is not None:

@@ -28,6 +28,7 @@ from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import distillation
 from dgr2_jax.objectives import policy
 from dgr2_jax.objectives import rewards
+from dgr2_jax.retrieval import retrievers
 from dgr2_jax.semantic_ids import catalogue
 from dgr2_jax.training import optimizer
 from dgr2_jax.training import rollouts
@@ -191,7 +192,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       ('evaluate', lambda section: verification.DraftConfig(**section.verify)),
       ('model', lambda section: huggingface.model_config(
           section, vocab_size=1)),
-      ('semantic_ids', catalogue.check)):
+      ('semantic_ids', catalogue.check),
+      ('data', lambda section: retrievers.check(section.retriever))):
     if name in config:
       try:
         build(config[name])

@@ -13,7 +13,7 @@ from dgr2_jax.data import directory
 from dgr2_jax.data import facts
 from dgr2_jax.data import interactions
 from dgr2_jax.data import requests
-from dgr2_jax.data import retrieval
+from dgr2_jax.retrieval import cooccurrence
 from tests.data import shoppers
 
 DATASET = shoppers.make(0, num_users=60, num_items=40)
@@ -22,7 +22,7 @@ DATASET = shoppers.make(0, num_users=60, num_items=40)
 def config(**changes):
   result = ml_collections.ConfigDict(dict(
       path='', num_candidates=10, keep_misses=False, max_train_requests=0,
-      seed=0, retriever=retrieval.default_config()))
+      seed=0, retriever=cooccurrence.default_config()))
   result.update(dict(changes))
   return result
 

@@ -28,8 +28,9 @@ def _check(**changes):
 
 @pytest.mark.parametrize('path, variant', [
     *((path, ()) for path in sorted(_CONFIGS.glob('*.py'))),
-    *((_CONFIGS / 'quickstart.py', (variant,))
-      for variant in ('smoke', 'full', 'full,smoke'))], ids=str)
+    *((_CONFIGS / 'quickstart.py', (variant,)) for variant in (
+        'smoke', 'full', 'full,smoke', 'smoke,generative')),
+    (_CONFIGS / 'beauty_small.py', ('sasrec',))], ids=str)
 def test_configs_pass(path, variant):
   validation.check(_config(path, *variant))
 
@@ -39,6 +40,7 @@ def test_configs_pass(path, variant):
     ('data__num_candidates', 1, 'at least 2'),
     ('data__max_train_requests', -1, 'at least 0'),
     ('data__retriever__backward', -.1, 'at least 0'),
+    ('data__retriever__kind', 'oracle', 'one of cooccurrence, file, sasrec'),
     ('semantic_ids__svd_dim', 0, 'at least 1'),
     ('prompt__pad_multiple', 0, 'at least 1'),
     ('tokenizer__pad_vocab_to', -64, 'at least 1'),

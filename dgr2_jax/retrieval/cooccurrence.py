@@ -14,8 +14,8 @@ history are never candidates.
 Lists for training queries would look far better than lists at test time if
 the user's own purchases stayed in W and n: the target would be known. They
 are therefore subtracted, for every query of every split, which gives the same
-scores as fitting anew without the user. A retriever that cannot subtract
-brings its own lists (`candidates`).
+scores as fitting anew without the user. Trained retrievers, which cannot
+subtract, are cross-fitted (`lists`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ROUNDING = 1e-9
 def default_config() -> config_dict.ConfigDict:
   """Returns the parameters chosen on the validation users of Amazon Beauty."""
   return config_dict.ConfigDict(dict(
-      kind='cooccurrence',  # or 'file': lists from a candidates.jsonl.
-      path='',  # of that file; empty: candidates.jsonl in config.data.path.
+      kind='cooccurrence',  # or another of `retrievers.KINDS`.
+      path='',  # of 'file'; empty: candidates.jsonl in config.data.path.
       window=20,  # Largest distance of a pair, in purchases.
       distance_decay=0.45,  # a
       backward=0.2,  # Weight of a pair read against its order.
@@ -212,11 +212,8 @@ def retrieve(
   """
   h = retriever.histories
   users, positions = np.asarray(users), np.asarray(positions)
-  if len(positions) and positions.max() + num_candidates > h.num_items:
-    raise interactions.DataError(
-        f'a history of {positions.max()} items leaves fewer than '
-        f'{num_candidates} candidates (data.num_candidates) in a catalogue of '
-        f'{h.num_items} items')
+  check_enough_items(
+      positions.max(initial=0), num_candidates, h.num_items)
   targets = h.items[h.start[users] + positions]
   parts = list(_retrieve_chunks(
       retriever, users, positions, targets, num_candidates, hits_only))
@@ -225,6 +222,16 @@ def retrieve(
   return Lists(*(
       np.concatenate([getattr(part, field.name) for part in [empty] + parts])
       for field in dataclasses.fields(Lists)))
+
+
+def check_enough_items(longest: int, num_candidates: int,
+                       num_items: int) -> None:
+  """Raises DataError if the longest history leaves too few candidates."""
+  if longest + num_candidates > num_items:
+    raise interactions.DataError(
+        f'a history of {longest} items leaves fewer than {num_candidates} '
+        f'candidates (data.num_candidates) in a catalogue of {num_items} '
+        'items')
 
 
 def _retrieve_chunks(

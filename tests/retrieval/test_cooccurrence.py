@@ -8,14 +8,14 @@ import pytest
 
 from dgr2_jax.data import histories
 from dgr2_jax.data import interactions
-from dgr2_jax.data import retrieval
+from dgr2_jax.retrieval import cooccurrence
 from tests.data import shoppers
 
 
 def fit(dataset, **changes):
-  config = retrieval.default_config()
+  config = cooccurrence.default_config()
   config.update(dict(changes))
-  return retrieval.fit(dataset, histories.flatten(dataset), config)
+  return cooccurrence.fit(dataset, histories.flatten(dataset), config)
 
 
 def brute_force(dataset, config, user, position):
@@ -72,7 +72,7 @@ def test_history_is_excluded_and_lists_are_sorted():
   dataset = shoppers.make(1)
   retriever = fit(dataset)
   users, positions = map(np.array, zip(*shoppers.queries(dataset)))
-  lists = retrieval.retrieve(
+  lists = cooccurrence.retrieve(
       retriever, users, positions, 10, hits_only=False)
   np.testing.assert_array_equal(lists.query, np.arange(len(users)))
   assert np.all(np.diff(lists.scores, axis=1) <= 0)
@@ -88,9 +88,9 @@ def test_hits_only_keeps_exactly_the_hits():
   for changes in ({}, dict(backoff=0.0, window=1)):
     retriever = fit(dataset, **changes)
     users, positions = map(np.array, zip(*shoppers.queries(dataset)))
-    every = retrieval.retrieve(
+    every = cooccurrence.retrieve(
         retriever, users, positions, 4, hits_only=False)
-    hits = retrieval.retrieve(retriever, users, positions, 4, hits_only=True)
+    hits = cooccurrence.retrieve(retriever, users, positions, 4, hits_only=True)
     targets = np.array(
         [dataset.sequences[u][p] for u, p in zip(users, positions)])
     expected = np.flatnonzero((every.candidates == targets[:, None]).any(1))
@@ -105,8 +105,9 @@ def test_ties_follow_the_item_id_not_the_catalogue_order():
       dataset, items=dataset.items[::-1],
       sequences=tuple(back[s].astype(np.int32) for s in dataset.sequences))
   lists = [
-      retrieval.retrieve(fit(d), *map(np.array, zip(*shoppers.queries(d))), 10,
-                         hits_only=False)
+      cooccurrence.retrieve(
+          fit(d), *map(np.array, zip(*shoppers.queries(d))), 10,
+          hits_only=False)
       for d in (dataset, reversed_dataset)]
   np.testing.assert_array_equal(
       lists[0].candidates, back[lists[1].candidates])
@@ -115,7 +116,7 @@ def test_ties_follow_the_item_id_not_the_catalogue_order():
 def test_small_catalogue_is_an_error():
   dataset = shoppers.make(4, num_items=12)
   with pytest.raises(interactions.DataError, match='fewer than 10 candidates'):
-    retrieval.retrieve(
+    cooccurrence.retrieve(
         fit(dataset), *map(np.array, zip(*shoppers.queries(dataset))), 10,
         hits_only=False)
 
