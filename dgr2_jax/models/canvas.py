@@ -254,7 +254,6 @@ def _in_prompt(size: int, prompt_length: jax.Array) -> jax.Array:
 
 # Cached decoding: the same rules, one block of every response at a time.
 
-
 @flax.struct.dataclass
 class Cache:
   """Keys and values of committed tokens, stacked over layers.
@@ -391,8 +390,8 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
       {'params': params}, tokens.reshape(n, g * w), places, attention,
       (cache.prompt, cache.clean), method='hidden')
   hidden = hidden.reshape(n, g, w, -1)
-  # A write that waits for the last layer comes when all layers have read the
-  # cache, and then copies nothing; barriers are gone before XLA decides that.
+  # A write that waits for the last layer finds the cache read, and copies
+  # nothing. (Barriers are gone before XLA decides that.)
   positions = jnp.where(jnp.isnan(hidden[..., 0]), length, positions)
   put = lambda old, new, at: old.at[:, at].set(
       new.astype(old.dtype), mode='drop')

@@ -53,7 +53,7 @@ def response_nats(experiment: experiment_lib.Experiment, params: Any,
       **stages.fields_of(denoising.DenoisingConfig, section))
   loss = jax.jit(lambda params, batch: denoising.loss(
       experiment.model, params, batch, jax.random.key(0),
-      canvas_lib.AUTOREGRESSIVE, objective, experiment.vocabulary)[0])
+      canvas_lib.AUTOREGRESSIVE, objective, experiment.vocabulary)[0].value)
   batches = [
       {k: v for k, v in batch.items() if k != 'valid'}
       for batch in experiment.eval_batches(

@@ -64,8 +64,9 @@ def test_examples_are_scored_as_if_alone(setting, by_hand, head_chunk):
   function = lambda f: jax.jit(lambda batch: f(
       model, params, batch, tiny.VOCABULARY, head_chunk))(batch)
   loss, measured = function(language_modelling.loss)
-  np.testing.assert_allclose(loss, -by_hand[:, 0].mean(), rtol=1e-5)
-  np.testing.assert_allclose(measured['top1'], by_hand[:, 1].mean(), rtol=1e-6)
+  np.testing.assert_allclose(loss.value, -by_hand[:, 0].mean(), rtol=1e-5)
+  np.testing.assert_allclose(
+      measured['top1'].value, by_hand[:, 1].mean(), rtol=1e-6)
   assert measured['tokens'] == sum(n for row in ROWS for n, _ in row)
   weight, logprob, _ = function(language_modelling.token_scores)
   np.testing.assert_allclose(
@@ -82,7 +83,7 @@ def test_weights_weigh_and_padding_does_not_count(setting, by_hand):
   batch = batch | {'weight': jnp.asarray(weight)}
   function = jax.jit(jax.value_and_grad(
       lambda params, batch: language_modelling.loss(
-          model, params, batch, tiny.VOCABULARY, 4)[0]))
+          model, params, batch, tiny.VOCABULARY, 4)[0].value))
   loss, gradient = function(params, batch)
   np.testing.assert_allclose(loss, -(weights * want).sum() / weights.sum(),
                              rtol=1e-5)
