@@ -252,11 +252,9 @@ def _in_prompt(size: int, prompt_length: jax.Array) -> jax.Array:
   return (jnp.arange(size) < prompt_length[:, None])[:, None, None, None]
 
 
-# Cached decoding: the same rules, one block of every response at a time.
-
 @flax.struct.dataclass
 class Cache:
-  """Keys and values of committed tokens, stacked over layers.
+  """Keys and values of committed tokens, for decoding block by block.
 
   Attributes:
     prompt: ([layers, N, P, Hkv, F],) * 2, shared by the G responses.

@@ -1,6 +1,6 @@
 """Low-rank adapters of chosen matrices (LoRA, Hu et al., arXiv 2106.09685).
 
-    W' = W + alpha / r * A B      W [in, out], A [in, r], B [r, out], B = 0 first
+    W' = W + alpha / r * A B     W [in, out], A [in, r], B [r, out], at first 0
 
 W is frozen; A and B alone have gradients and an optimizer's state. A layer adds
 the product to its own W where it uses it (`models/transformer.py`), so that no

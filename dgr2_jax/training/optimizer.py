@@ -79,8 +79,9 @@ class OptimizerConfig:
     for field, known in (('kind', ('adamw', 'adafactor')),
                          ('mu_dtype', (None, 'float32', 'bfloat16'))):
       if getattr(self, field) not in known:
-        raise ValueError(f'optimizer.{field}={getattr(self, field)!r}: expected '
-                         + ' or '.join(map(str, known)))
+        raise ValueError(
+            f'optimizer.{field}={getattr(self, field)!r}: expected '
+            + ' or '.join(map(str, known)))
     if self.kind == 'adafactor' and self.mu_dtype:
       raise ValueError(f'optimizer.mu_dtype={self.mu_dtype!r}: adafactor keeps '
                        'no first moment')

@@ -267,8 +267,8 @@ def _prompts(experiment: experiment_lib.Experiment,
 
 
 def _train(experiment: experiment_lib.Experiment, stage: str,
-           canvas: canvas_lib.CanvasConfig, loss_fn: step_lib.LossFn, params: Any,
-           batches: loop.Batches | loop.Rounds) -> None:
+           canvas: canvas_lib.CanvasConfig, loss_fn: step_lib.LossFn,
+           params: Any, batches: loop.Batches | loop.Rounds) -> None:
   """Trains one stage, validating by decoding."""
   section = experiment.config[stage]
   validation = experiment.eval_batches(

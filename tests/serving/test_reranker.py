@@ -61,7 +61,8 @@ def prompts_of(reranker, requests):
 def test_prompts_are_those_of_the_evaluation(reranker, split):
   data = reranker._experiment.data
   batches = pipeline.eval_batches(
-      data.record_file(split), 1, data.prompt_length, data.response_length, 0, 1)
+      data.record_file(split), 1, data.prompt_length, data.response_length, 0,
+      1)
   want = [batch['prompt'][0, :batch['prompt_length'][0]] for batch in batches]
   got = prompts_of(reranker, requests_of(reranker, split))
   assert len(got) == len(want) > 50
