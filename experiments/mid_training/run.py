@@ -1,20 +1,21 @@
 r"""Whether mid-training helps the AR re-ranker, at equal steps of `ar_sft`.
 
     python -m dgr2_jax.main --config=configs/quickstart.py:full \
-        --workdir=BASE --stage=prepare          # and --stage=mid_train
+        --workdir=BASE --stage=prepare  # and again with --stage=mid_train
     python experiments/mid_training/run.py --base=BASE --workdir=DIR \
         --steps 300 1200
 
 `ar_sft` is trained from BASE's mid-trained weights and from random ones, on the
 same records with the same vocabulary and order of batches, for several numbers
-of steps; its last weights decode all validation and test requests. Writes
-mid_training.json and mid_training.md here. A variant that DIR already holds is
-not trained again.
+of steps; its last weights decode requests of validation and test, all or
+--requests of each. Writes mid_training.json and mid_training.md here. A variant
+that DIR already holds is not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import platform
@@ -30,6 +31,8 @@ from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import rewards
 from dgr2_jax.training import experiment as experiment_lib
@@ -45,38 +48,43 @@ STARTS = {'random': {'recipe': RECIPE},
 METRICS = ('recall@1', 'ndcg@3')
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def sft_loss(model: transformer.Transformer,
+             objective: denoising.DenoisingConfig,
+             vocabulary: vocabulary_lib.Vocabulary, params: Any,
+             batch: dict[str, jax.Array]) -> jax.Array:
+  return denoising.loss(
+      model, params, batch, jax.random.key(0), canvas_lib.AUTOREGRESSIVE,
+      objective, vocabulary)[0].value
+
+
 def response_nats(experiment: experiment_lib.Experiment, params: Any,
-                  split: str) -> float:
-  """Mean loss of `ar_sft` on the teacher's responses to a split."""
-  section = experiment.config.ar_sft
-  objective = denoising.DenoisingConfig(
-      **stages.fields_of(denoising.DenoisingConfig, section))
-  loss = jax.jit(lambda params, batch: denoising.loss(
-      experiment.model, params, batch, jax.random.key(0),
-      canvas_lib.AUTOREGRESSIVE, objective, experiment.vocabulary)[0].value)
-  batches = [
-      {k: v for k, v in batch.items() if k != 'valid'}
-      for batch in experiment.eval_batches(
-          split, experiment.config.evaluate.batch_size)
-      if batch['valid'].all()]  # the last one may be filled up
-  return float(np.mean([loss(params, batch) for batch in batches]))
+                  batches: list[dict[str, np.ndarray]]) -> float:
+  """Mean loss of `ar_sft` on the teacher's responses."""
+  objective = denoising.DenoisingConfig(**stages.fields_of(
+      denoising.DenoisingConfig, experiment.config.ar_sft))
+  return float(np.mean([
+      sft_loss(experiment.model, objective, experiment.vocabulary, params,
+               batch) for batch in batches if batch['valid'].all()]))
 
 
-def measure(experiment: experiment_lib.Experiment, params: Any,
-            split: str) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+def measure(experiment: experiment_lib.Experiment, params: Any, split: str,
+            requests: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
   """Figures of greedy AR decoding, and the metrics of every request."""
-  targets = experiment.data.target_positions(split)
+  batches = experiment.eval_batches(
+      split, experiment.config.evaluate.batch_size, requests)
+  targets = experiment.data.target_positions(split)[
+      :sum(int(batch['valid'].sum()) for batch in batches)]
   outcome = responses.outcome('', responses.decode_split(
-      experiment.model, params, experiment.eval_batches(
-          split, experiment.config.evaluate.batch_size),
-      rule=commit.Threshold(1.), vocabulary=experiment.vocabulary,
-      mesh=experiment.mesh, canvas=canvas_lib.AUTOREGRESSIVE,
-      config=experiment.decode_config()), experiment.parser, targets,
+      experiment.model, params, batches, rule=commit.Threshold(1.),
+      vocabulary=experiment.vocabulary, mesh=experiment.mesh,
+      canvas=canvas_lib.AUTOREGRESSIVE, config=experiment.decode_config(),
+      what=split), experiment.parser, targets,
       experiment.config.data.num_candidates, rewards.RewardConfig())
   ranks = metrics.rank_of_target(outcome.orders, targets)
   values, means = metrics.per_request(ranks), metrics.means(ranks)
   return {
-      'n': len(targets), 'nats': response_nats(experiment, params, split),
+      'n': len(targets), 'nats': response_nats(experiment, params, batches),
       **{name: means[name] for name in METRICS},
       'valid_rate': rows.validity(outcome.failures)['valid_rate']}, {
           name: values[name] for name in METRICS}
@@ -154,6 +162,8 @@ def main() -> None:
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
   parser.add_argument('--steps', type=int, nargs='+', required=True,
                       help='of ar_sft')
+  parser.add_argument('--requests', type=int, default=0,
+                      help='decoded of each split; 0: all')
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
   logging.use_absl_handler()
@@ -169,12 +179,11 @@ def main() -> None:
       experiment = experiment_lib.Experiment(config, workdir)
       params = variants.last_params(workdir, 'ar_sft')
       for split in SPLITS:
-        point, values = measure(experiment, params, split)
+        point, values = measure(experiment, params, split, args.requests)
         if split in first:
           point['change'] = differences(values, first[split], config)
         first.setdefault(split, values)
         points.append({'steps': steps, 'start': start, 'split': split, **point})
-      jax.clear_caches()
     # What is there already is worth keeping if the next one is not waited for.
     results = {'environment': environment(), 'held_out': held_out(base),
                'points': points}
