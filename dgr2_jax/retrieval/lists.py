@@ -47,6 +47,7 @@ def top(
   """
   items = np.zeros((len(users), count), np.int32)
   scores = np.zeros((len(users), count), np.float32)
+  done = 0
   for chunk, width in _chunks(positions):
     padded = np.zeros((_CHUNK, width), np.int32)
     length = np.ones(_CHUNK, np.int32)  # of the rows that fill up
@@ -56,6 +57,9 @@ def top(
     best, score = retriever.top(params, padded, length, count)
     items[chunk] = best[:len(chunk)]
     scores[chunk] = score[:len(chunk)]
+    done += len(chunk)
+    logging.log_every_n_seconds(
+        logging.INFO, 'Retriever: %d of %d lists.', 60, done, len(users))
   return items, scores
 
 
@@ -88,7 +92,8 @@ def fit(retriever: training.Retriever,
   targets = histories.items[histories.start[users] + positions]
 
   def validate(params):
-    listed, _ = top(retriever, params, histories, users, positions, 10)
+    listed, _ = top(retriever, params, histories, users, positions,
+                    min(10, histories.num_items))
     return figures(listed, targets)
 
   return training.train(
