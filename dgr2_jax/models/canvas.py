@@ -303,6 +303,13 @@ def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
   return Cache(emitted, (empty, empty), prompt_length), last
 
 
+# Of old[:, n, g, at[n, g, w]] = new[:, n, g, w]: rows stay on their devices.
+_ROW_BY_ROW = jax.lax.ScatterDimensionNumbers(
+    update_window_dims=(0, 4, 5), inserted_window_dims=(3,),
+    scatter_dims_to_operand_dims=(3,), operand_batching_dims=(1, 2),
+    scatter_indices_batching_dims=(0, 1))
+
+
 def decode_block(model: transformer.Transformer, params: Any, cache: Cache,
                  tokens: jax.Array, start: jax.Array, clean: jax.Array,
                  config: CanvasConfig) -> tuple[jax.Array, Cache]:
@@ -343,14 +350,10 @@ def decode_block_and_next(
   The next block's states mean something where `clean`: they are those of a
   denoising step that follows the commit.
 
-  Args:
-    model: the decoder.
-    params: its parameters.
-    cache: committed keys and values.
+  Args as of `decode_block`, but for
     tokens: int32 [N, G, 2 B], of both blocks.
     start: int32 [N, G], of the first block.
     clean: bool [N, G], rows that commit the first block.
-    config: block size and rules.
 
   Returns:
     Hidden states [N, G, 2 B, D], unaligned, and the new cache.
@@ -388,12 +391,9 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
       {'params': params}, tokens.reshape(n, g * w), places, attention,
       (cache.prompt, cache.clean), method='hidden')
   hidden = hidden.reshape(n, g, w, -1)
-  # A write that waits for the last layer finds the cache read, and copies
-  # nothing. (Barriers are gone before XLA decides that.)
+  # A write that waits for the last layer copies nothing: the cache is read.
   positions = jnp.where(jnp.isnan(hidden[..., 0]), length, positions)
-  put = lambda old, new, at: old.at[:, at].set(
-      new.astype(old.dtype), mode='drop')
-  put = jax.vmap(jax.vmap(put, (1, 1, 0), 1), (1, 1, 0), 1)  # row by row
-  written = tuple(put(old, new, positions)
-                  for old, new in zip(cache.clean, emitted))
+  written = tuple(jax.lax.scatter(
+      old, positions[..., None], new.astype(old.dtype), _ROW_BY_ROW,
+      mode='drop') for old, new in zip(cache.clean, emitted))
   return hidden, cache.replace(clean=written)
