@@ -42,14 +42,6 @@ def test_published_tables_are_of_the_published_measurements(name):
       (folder / f'{name}.json').read_text(encoding='utf-8')))
 
 
-def test_published_mid_training_is_of_the_published_measurements():
-  folder = ROOT / 'experiments' / 'mid_training'
-  table = runpy.run_path(str(folder / 'run.py'))['table']
-  text = (folder / 'mid_training.md').read_text(encoding='utf-8')
-  assert text == table(json.loads(
-      (folder / 'mid_training.json').read_text(encoding='utf-8')))
-
-
 def test_summary_of_two_made_up_seeds(tmp_path):
   for seed, cft in enumerate((.35, .45)):
     folder = tmp_path / f'seed{seed}'

@@ -124,7 +124,8 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray],
     if rows % parts:
       raise ValueError(
           f'A batch of {rows} rows ({partition.path_name(path)}) does not '
-          f'split over {parts} devices (mesh data x fsdp); make batch_size a multiple.')
+          f'split over {parts} devices (mesh data x fsdp); make batch_size a '
+          'multiple.')
     return jax.make_array_from_process_local_data(
         sharding, x, (rows, *x.shape[1:]))
 
