@@ -42,6 +42,7 @@ class GenerativeConfig(training.TrainingConfig):
     beams: prefixes that the search keeps; no list is longer.
   """
   weight_decay: float = .1
+  epochs: int = 15
   validation_users: int = 2000
   width: int = 96
   layers: int = 3
