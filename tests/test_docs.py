@@ -3,6 +3,7 @@
 import importlib
 import pathlib
 import re
+import subprocess
 
 import pytest
 
@@ -27,3 +28,13 @@ def test_functions_and_files_exist(page):
 def test_the_method_is_a_table_of_functions():
   text = (ROOT / 'docs' / 'method.md').read_text(encoding='utf-8')
   assert len(NAMED.findall(text)) > 20
+
+
+@pytest.mark.parametrize('script', sorted(
+    ROOT.glob('experiments/launch/*.sh')), ids=lambda path: path.name)
+def test_launch_scripts_are_bash(script):
+  subprocess.run(['bash', '-n', script], check=True)
+  missing = subprocess.run(['bash', script], capture_output=True, text=True,
+                           env={'PATH': '/usr/bin:/bin'}, check=False)
+  assert missing.returncode and 'bash' not in missing.stdout
+  assert any(name in missing.stderr for name in ('WORKDIR', 'TPU'))

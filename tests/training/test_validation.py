@@ -1,5 +1,6 @@
 """Tests of the checks that a config passes before anything is written."""
 
+import json
 import pathlib
 import runpy
 
@@ -7,6 +8,7 @@ import ml_collections
 import pytest
 
 from dgr2_jax.training import validation
+from tests.models import huggingface_files
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 
@@ -30,9 +32,17 @@ def _check(**changes):
     *((path, ()) for path in sorted(_CONFIGS.glob('*.py'))),
     *((_CONFIGS / 'quickstart.py', (variant,)) for variant in (
         'smoke', 'full', 'full,smoke', 'smoke,generative')),
-    (_CONFIGS / 'beauty_small.py', ('sasrec',))], ids=str)
-def test_configs_pass(path, variant):
-  validation.check(_config(path, *variant))
+    (_CONFIGS / 'beauty_small.py', ('sasrec',)),
+    *((_CONFIGS / f'beauty_qwen3_{size}.py', ('published',))
+      for size in ('0_6b', '8b'))], ids=str)
+def test_configs_pass(path, variant, tmp_path):
+  config = _config(path, *variant)
+  if config.model.get('huggingface'):
+    checkpoint = json.loads(
+        huggingface_files.GOLDEN.read_text())['qwen3_untied']['config']
+    (tmp_path / 'config.json').write_text(json.dumps(checkpoint))
+    config.model.huggingface = str(tmp_path)
+  validation.check(config)
 
 
 @pytest.mark.parametrize('field, value, expected', [

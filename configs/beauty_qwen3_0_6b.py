@@ -1,0 +1,26 @@
+"""`beauty_qwen3_8b.py` with Qwen3-0.6B, for one accelerator or a small slice.
+
+    python -m dgr2_jax.main --config=configs/beauty_qwen3_0_6b.py \\
+        --config.data.path=DIR_WITH_BEAUTY --config.model.huggingface=QWEN3 \\
+        --config.tokenizer.path=QWEN3 --config.prompt.traces.path=TRACES \\
+        --workdir=/tmp/beauty_0_6b
+"""
+
+import pathlib
+import runpy
+
+import ml_collections
+
+_BASE = pathlib.Path(__file__).with_name('beauty_qwen3_8b.py')
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The experiment; `variant` is '' or 'published'."""
+  c = runpy.run_path(str(_BASE))['get_config'](variant)
+  c.mesh.fsdp = 1
+  # A smaller model bears larger steps; batches fit with parts of 16.
+  for stage in (c.ar_sft, c.cft):
+    stage.update(learning_rate=2e-5, accumulate=8)
+  for stage in (c.ar_rl, c.opd, c.rl):
+    stage.update(learning_rate=2 * stage.learning_rate, accumulate=8)
+  return c
