@@ -39,6 +39,17 @@ def _latest(store):
   return step, best
 
 
+def test_restores_as_another_dtype(tmp_path):
+  store = checkpoints.Checkpoints(tmp_path / 'ar_sft', keep=1)
+  values = {'w': jnp.linspace(0., 1., 12).reshape(4, 3)}
+  store.save(1, {}, values, Best(1, 0.5))
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  _, got = store.restore_best({'w': jax.ShapeDtypeStruct(
+      (4, 3), jnp.bfloat16, sharding=device)})
+  assert got['w'].dtype == jnp.bfloat16
+  np.testing.assert_array_equal(got['w'], values['w'].astype(jnp.bfloat16))
+
+
 def _steps(directory):
   return sorted(int(p.name) for p in directory.iterdir() if p.is_dir())
 

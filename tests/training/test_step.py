@@ -183,3 +183,48 @@ def test_first_moment_in_bfloat16():
 def test_choices_out_of_range_are_named(fields, message):
   with pytest.raises(ValueError, match=message):
     optimizer_lib.make_optimizer(section(**fields))
+
+
+def test_adapters_resume_to_the_bit_and_leave_merged_parameters(tmp_path):
+  rng = np.random.default_rng(0)
+  params = {'layers': {name: np.float32(rng.normal(size=(2, 4, 3)))
+                       for name in ('gate', 'up')}}
+  config = toy_run.get_config(
+      steps=8, eval_every=4, checkpoint_every=4,
+      optimizer=dict(lora=dict(matrices=('up',), rank=2)))
+
+  def loss_fn(params, batch, key):
+    layers = params['layers']
+    gate, up = layers['gate'], layers['up']
+    if 'up_lora_a' in layers:
+      up += jnp.einsum('ldr,lre->lde', layers['up_lora_a'],
+                       layers['up_lora_b'])
+    error = jnp.square(jnp.einsum('nd,lde->nle', batch['x'], gate * up) - 1)
+    return (scoring.Mean(error.sum(), error.size),), {}
+
+  seen = []
+
+  def validate(params):
+    seen.append(jax.device_get(params))
+    (loss,), _ = loss_fn(params, toy_run.make_batch(0), None)
+    return {'ndcg@3': -float(loss.value)}
+
+  def train(directory, hook=lambda step: None):
+    return jax.device_get(toy_run.train(
+        tmp_path / directory, loss_fn=loss_fn, params=params, config=config,
+        validate=validate, batches=toy_run.Batches(hook),
+        devices=jax.devices()[:1]))
+
+  want = train('a')
+  jax.tree.map(np.testing.assert_array_equal, want, seen[1])
+  np.testing.assert_array_equal(want['layers']['gate'],
+                                params['layers']['gate'])
+  assert np.abs(want['layers']['up'] - params['layers']['up']).max() > 1e-3
+
+  def stop(step):
+    if step == 6:
+      raise RuntimeError('stopped')
+
+  with pytest.raises(RuntimeError, match='stopped'):
+    train('b', stop)
+  jax.tree.map(np.testing.assert_array_equal, train('b'), want)

@@ -209,3 +209,30 @@ def test_a_section_that_is_none():
 
 def test_absent_sections_are_not_checked():
   validation.check(ml_collections.ConfigDict(dict(seed=0)))
+
+
+def test_optional_fields_of_a_stage():
+  config = _config()
+  config.opd.teacher_dtype = 'bfloat16'
+  for name in ('cft', 'opd', 'rl'):
+    config[name].accumulate = 4
+    config[name].optimizer = dict(
+        mu_dtype='bfloat16', lora=dict(matrices=('query|value',), rank=8))
+  validation.check(config)
+
+
+@pytest.mark.parametrize('stage, fields, message', [
+    ('cft', dict(accumulate=3), r'cft\.accumulate is 3: .*cft\.batch_size=16'),
+    ('cft', dict(accumulate=0), r'cft\.accumulate is 0: .*at least 1'),
+    ('cft', dict(teacher_dtype='bfloat16'), r'cft\.teacher_dtype is no field'),
+    ('opd', dict(teacher_dtype='int8'), r'opd\.teacher_dtype is .int8.'),
+    ('rl', dict(optimizer=dict(kind='sgd')), r"rl.*kind='sgd'"),
+    ('rl', dict(optimizer=dict(rank=3)), 'rl.optimizer.*rank'),
+    ('rl', dict(optimizer=dict(lora=dict(matrices=('w',)))), "rl.*'w', which")])
+def test_optional_fields_that_are_wrong(stage, fields, message):
+  config = _config()
+  config.recipe = validation.RECIPE
+  for name, value in fields.items():
+    config[stage][name] = value
+  with pytest.raises(ValueError, match=message):
+    validation.check(config)

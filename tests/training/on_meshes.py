@@ -1,0 +1,190 @@
+"""Every stage's step on meshes of eight simulated devices, beside one device.
+
+    python -m tests.training.on_meshes DIR MESH:STAGE,STAGE ...
+
+DIR keeps what `prepare` makes; a mesh is data.fsdp.tensor. The steps are those of
+`stages.py`, run from random weights: losses, gradients, noise and, where a
+policy decodes, tokens must be those of a single device, and what the compiled
+programs exchange is checked. Prints a line a step.
+"""
+
+import collections
+import math
+import pathlib
+import re
+import sys
+
+import jax
+
+jax.config.update('jax_platforms', 'cpu')
+jax.config.update('jax_num_cpu_devices', 8)
+
+import numpy as np
+
+from configs import quickstart
+from dgr2_jax.decoding import block_decoder
+from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import transformer
+from dgr2_jax.objectives import denoising
+from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import loop
+from dgr2_jax.training import sharding
+from dgr2_jax.training import stages
+from dgr2_jax.training import step as step_lib
+
+ON_POLICY = ('ar_rl', 'opd', 'rl')
+# Sizes that tell dimensions apart in a program's text.
+N, LAYERS, WIDTH, HEADS, HEAD_DIM = 16, 3, 32, 8, 4
+KEY = jax.random.key(3)
+
+
+def get_config():
+  c = quickstart.get_config('smoke')
+  c.model.update(num_layers=LAYERS, width=WIDTH, num_heads=HEADS,
+                 num_kv_heads=HEADS, head_dim=HEAD_DIM, mlp_dim=64,
+                 unroll_layers=False, remat='full')
+  for name in ('ar_sft', 'ar_rl', 'cft', 'opd', 'rl'):
+    c[name].batch_size = N
+  for name in ON_POLICY:
+    c[name].rollout.update(num_rollouts=2, updates=1, threshold=.3, refill=1,
+                           temperature=1., canvases='all', canvases_per_row=3)
+  c.rl.cft_weight = 0.
+  return c
+
+
+class Experiment(experiment_lib.Experiment):
+  """Every stage begins with random weights; the teacher has others."""
+
+  def restore(self, stage, dtype=None):
+    params = self.initial_params()
+    params['final_norm'] *= 20  # surer of itself
+    if stage == 'ar_sft':
+      params['layers'] = jax.tree.map(lambda x: 1.1 * x, params['layers'])
+    return params
+
+
+def run(workdir, sizes, stage):
+  """What a stage's first step gives on a mesh, and its programs' texts."""
+  devices = jax.devices()[:math.prod(sizes)]
+  mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes)), devices)
+  captured, texts = {}, {}
+  decode = block_decoder.decode
+
+  def compiled_decode(model, *args, **static):
+    program = decode.lower(model, *args, **static).compile()
+    texts['decode'] = program.as_text()
+    return program(*args)
+
+  real = (sharding.make_mesh, experiment_lib.Experiment, loop.train, decode)
+  sharding.make_mesh = lambda _: mesh
+  experiment_lib.Experiment = Experiment
+  loop.train = lambda **kwargs: captured.update(kwargs)
+  block_decoder.decode = compiled_decode
+  try:
+    config = get_config()
+    getattr(stages, stage)(config, workdir)
+    params, batches = captured['params'], captured['batches']
+    if stage in ON_POLICY:
+      batch, = batches.collect(params, 0, 3)
+      if stage != 'opd':  # random responses all earn the same
+        draw = np.random.default_rng(0).normal(size=(N, 2))
+        batch |= sharding.shard_batch(mesh, {
+            'advantage': np.float32(draw), 'kept': np.arange(N) % 3 > 0})
+    else:
+      batch = sharding.shard_batch(mesh, dict(batches[0]))
+  finally:
+    (sharding.make_mesh, experiment_lib.Experiment, loop.train,
+     block_decoder.decode) = real
+
+  def step(params, batch):
+    loss, metrics, grads = step_lib.gradient(
+        captured['loss_fn'], params, batch, KEY, transformer.RULES)
+    out = {'loss': loss, 'metrics': metrics, 'grads': grads}
+    if stage == 'cft':
+      canvas = canvas_lib.CanvasConfig(**config.canvas)
+      out['noise'] = denoising.noised_canvas(
+          batch, KEY, canvas, denoising.DenoisingConfig()).masked
+    return out
+
+  with jax.set_mesh(mesh):
+    program = jax.jit(step).lower(params, batch).compile()
+    out = program(params, batch)
+  texts['step'] = program.as_text()
+  if stage in ON_POLICY:
+    out['tokens'] = batch['response']
+  return jax.device_get(out), texts, params['embedding'].shape[0]
+
+
+def assert_equal(got, want):
+  """Integers to the bit, others to 1e-5 of 1 or of the largest entry."""
+
+  def compare(path, a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind in 'biu':
+      np.testing.assert_array_equal(a, b, err_msg=str(path))
+    else:
+      np.testing.assert_allclose(a, b, rtol=0, err_msg=str(path),
+                                 atol=1e-5 * max(1., np.abs(b).max()))
+
+  jax.tree.map_with_path(compare, got, want)
+
+
+_EXCHANGE = re.compile(r'= (.*?) (all-gather|all-reduce|all-to-all|'
+                       r'collective-permute|reduce-scatter)(?:-start)?\(')
+_FLOATS = re.compile(r'(?:f32|bf16)\[([\d,]+)\]')
+
+
+def exchanges(text):
+  """(kind, shape of a float array) of all that devices tell each other."""
+  found = collections.Counter()
+  for line in text.splitlines():
+    if match := _EXCHANGE.search(line):
+      for shape in _FLOATS.findall(match.group(1)):
+        found[match.group(2), tuple(map(int, shape.split(',')))] += 1
+  return found
+
+
+def check_exchanges(text, sizes, vocabulary):
+  data, fsdp, tensor = sizes
+  for kind, shape in exchanges(text):
+    told = f'{kind} of {shape} on {sizes}'
+    if data * fsdp > 1:
+      assert shape[0] != N, f'the whole batch: {told}'
+    if kind == 'all-gather':
+      assert shape[0] != LAYERS, f'a parameter of all layers: {told}'
+      assert shape[-1] != vocabulary, f'logits: {told}'
+      if fsdp == 1:  # no parameter is gathered, and nothing that is large
+        assert math.prod(shape) < N * WIDTH * 32, told
+  if fsdp > 1:
+    matrix = (1, WIDTH, HEADS // tensor, HEAD_DIM)
+    assert ('all-gather', matrix) in exchanges(text), 'no layer was gathered'
+
+
+def check_cache(text, sizes):
+  """Keys and values [layers, N, G, L, Hkv, F]: over requests and heads."""
+  data, fsdp, tensor = sizes
+  shapes = set(re.findall(rf'f32\[{LAYERS},(\d+),2,\d+,(\d+),{HEAD_DIM}\]',
+                          text))
+  assert shapes == {(str(N // data // fsdp), str(HEADS // tensor))}, shapes
+
+
+def main(workdir, *wanted):
+  alone = {}
+  stages.prepare(get_config(), workdir)
+  for item in wanted:
+    mesh, names = item.split(':')
+    sizes = tuple(map(int, mesh.split('.')))
+    for stage in names.split(','):
+      if stage not in alone:
+        alone[stage] = run(workdir, (1, 1, 1), stage)[0]
+      got, texts, vocabulary = run(workdir, sizes, stage)
+      assert_equal(got, alone[stage])
+      for name, text in texts.items():
+        check_exchanges(text, sizes, vocabulary)
+        if name == 'decode' and stage != 'ar_rl':
+          check_cache(text, sizes)
+      print(f'{stage} on {sizes} agrees: loss {got["loss"]:.6f}', flush=True)
+
+
+if __name__ == '__main__':
+  main(pathlib.Path(sys.argv[1]), *sys.argv[2:])
