@@ -154,7 +154,8 @@ class _Run:
   def start(self, params: Params, batches: Batches | Rounds,
             rules: sharding.Rules) -> None:
     """Restores the newest usable checkpoint, or initialises."""
-    optimizer = optimizer_lib.make_optimizer(self._config)
+    optimizer = optimizer_lib.make_optimizer(
+        self._config, optimizer_lib.of_stage(self._config))
     self._lora = lora = optimizer_lib.of_stage(self._config).adapters()
     rules = (*optimizer_lib.RULES, *rules)
 

@@ -111,12 +111,15 @@ RULES = ((r'/v_(row|col)/', P()),)
 
 
 def make_optimizer(
-    config: ml_collections.ConfigDict) -> optax.GradientTransformation:
-  """The stage's optimizer with global-norm clipping.
+    config: ml_collections.ConfigDict,
+    choice: OptimizerConfig = OptimizerConfig()
+    ) -> optax.GradientTransformation:
+  """An optimizer with global-norm clipping.
 
   Args:
-    config: `grad_clip` (0 is none), `b1`, `b2`, `weight_decay`, the fields of
-      `learning_rate` and optionally `optimizer`, see `OptimizerConfig`.
+    config: `grad_clip` (0 is none), `b1`, `b2`, `weight_decay`, and the fields
+      of `learning_rate`.
+    choice: which one; `of_stage` for a stage.
 
   Returns:
     The optimizer.
@@ -126,7 +129,7 @@ def make_optimizer(
   """
   clip = (optax.clip_by_global_norm(config.grad_clip) if config.grad_clip
           else optax.identity())
-  choice, rate = of_stage(config), learning_rate(config)
+  rate = learning_rate(config)
   if choice.kind == 'adamw':
     return optax.chain(clip, optax.adamw(
         rate, b1=config.b1, b2=config.b2, mu_dtype=choice.mu_dtype,

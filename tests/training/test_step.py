@@ -76,6 +76,10 @@ def test_a_batch_that_does_not_divide_is_an_error():
     gradient(model, params, tiny.batch(n=3), 2)
 
 
+def optimizer_of(section):
+  return optimizer_lib.make_optimizer(section, optimizer_lib.of_stage(section))
+
+
 def section(**optimizer):
   return ml_collections.ConfigDict(
       toy_run.get_config(grad_clip=0., weight_decay=.1, schedule='constant',
@@ -117,7 +121,7 @@ def test_adapters_begin_as_nothing_and_merge_as_they_are_applied():
 def test_only_adapters_are_trained():
   model, params = tiny.model()
   adapters = lora_lib.init(params, KEY, LORA)
-  optimizer = optimizer_lib.make_optimizer(section())
+  optimizer = optimizer_of(section())
   state = step_lib.TrainState(
       step=jnp.int32(0), params=adapters, opt_state=optimizer.init(adapters),
       sums={'loss': jnp.float32(0)}, bad_step=jnp.int32(-1), base=params)
@@ -141,7 +145,7 @@ def test_only_adapters_are_trained():
 
 
 def test_adafactor_is_small_and_descends():
-  optimizer = optimizer_lib.make_optimizer(section(kind='adafactor'))
+  optimizer = optimizer_of(section(kind='adafactor'))
   params = {'w': jnp.ones((256, 128)), 'norm': jnp.ones(3)}
   state = optimizer.init(params)
   size = sum(x.size for x in jax.tree.leaves(state))
@@ -160,12 +164,12 @@ def test_adafactor_is_small_and_descends():
 
 
 def test_first_moment_in_bfloat16():
-  optimizer = optimizer_lib.make_optimizer(section(mu_dtype='bfloat16'))
+  optimizer = optimizer_of(section(mu_dtype='bfloat16'))
   params = {'w': jnp.ones((4, 4))}
   state = optimizer.init(params)
   dtypes = sorted(str(x.dtype) for x in jax.tree.leaves(state) if x.size > 1)
   assert dtypes == ['bfloat16', 'float32']
-  plain = optimizer_lib.make_optimizer(section())
+  plain = optimizer_of(section())
   grads = {'w': jnp.linspace(-1., 1., 16).reshape(4, 4)}
   got, _ = optimizer.update(grads, state, params)
   want, _ = plain.update(grads, plain.init(params), params)
@@ -182,7 +186,7 @@ def test_first_moment_in_bfloat16():
     (dict(lora=dict(ranks=4)), 'optimizer.lora: .*ranks')])
 def test_choices_out_of_range_are_named(fields, message):
   with pytest.raises(ValueError, match=message):
-    optimizer_lib.make_optimizer(section(**fields))
+    optimizer_of(section(**fields))
 
 
 def test_adapters_resume_to_the_bit_and_leave_merged_parameters(tmp_path):
