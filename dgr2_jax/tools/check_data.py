@@ -179,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--num_candidates', type=int, default=10,
                       help='data.num_candidates of the config')
   args = parser.parse_args(argv)
+  verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)  # the summary says it all
   try:
     text, faults = check(args.directory, args.candidates, args.min_count,
@@ -186,6 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   except (ValueError, OSError) as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
+  finally:
+    logging.set_verbosity(verbosity)
   print(text)
   return 2 if faults else 0
 

@@ -193,7 +193,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       ('model', lambda section: huggingface.model_config(
           section, vocab_size=1)),
       ('semantic_ids', catalogue.check),
-      ('data', lambda section: retrievers.check(section.retriever))):
+      ('data', lambda section: 'retriever' in section and retrievers.check(
+          section.retriever))):
     if name in config:
       try:
         build(config[name])
