@@ -2,8 +2,8 @@
 
     python -m tests.training.on_meshes DIR MESH:STAGE,STAGE ...
 
-DIR keeps what `prepare` makes; a mesh is data.fsdp.tensor. The steps are those of
-`stages.py`, run from random weights: losses, gradients, noise and, where a
+DIR keeps what `prepare` makes; a mesh is data.fsdp.tensor. The steps are those
+of `stages.py`, run from random weights: losses, gradients, noise and, where a
 policy decodes, tokens must be those of a single device, and what the compiled
 programs exchange is checked. Prints a line a step.
 """
