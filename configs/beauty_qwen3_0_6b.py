@@ -18,7 +18,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` is '' or 'published'."""
   c = runpy.run_path(str(_BASE))['get_config'](variant)
   c.mesh.fsdp = 1
-  # A smaller model bears larger steps; batches fit with parts of 16.
+  # A smaller model bears larger steps. Batches are taken in eight parts.
   for stage in (c.ar_sft, c.cft):
     stage.update(learning_rate=2e-5, accumulate=8)
   for stage in (c.ar_rl, c.opd, c.rl):

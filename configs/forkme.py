@@ -3,10 +3,10 @@
     python -m dgr2_jax.main --config=configs/forkme.py \\
         --config.data.path=DIR --workdir=/tmp/mine
 
-DIR holds `items.jsonl` and `sequences.txt` or `interactions.csv`; see
-docs/your_data.md, and `python -m dgr2_jax.tools.check_data DIR` first. Copy this
-file beside the others, give it your name, and change what is below; everything
-else is as in `beauty_small.py`, which explains every field.
+DIR holds `items.jsonl` and `sequences.txt` or `interactions.csv`, see
+docs/your_data.md; run `python -m dgr2_jax.tools.check_data DIR` first. Copy
+this file beside the others, give it your name, and change what is below;
+everything else is as in `beauty_small.py`, which explains every field.
 """
 
 import pathlib
@@ -25,8 +25,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.name = 'mine'  # what reports call it
   c.data.min_count = 5  # users and items with fewer purchases are dropped
   c.data.ties = 'file'  # or hash: order of purchases with equal times
-  # Lists of your own retriever, in candidates.jsonl; None: the built-in one's.
-  c.data.retriever.update(kind='cooccurrence', path='')  # file
+  # 'file': lists of your own retriever, in DIR/candidates.jsonl or `path`.
+  c.data.retriever.update(kind='cooccurrence', path='')
   # Items have ids of 3 codes of 64 each: about as many as items, or more.
   c.semantic_ids.update(levels=3, codes=64, svd_dim=64)
 
@@ -35,8 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.prompt.max_history = 6
   c.prompt.max_prompt = 132  # tokens; `prepare` says if it is too short
 
-  # How large, and how long. `beauty_small.py` trains longer, as its catalogue
-  # is forty times as large.
+  # How large, and how long: for a few hundred items, on two cores.
   c.model.update(num_layers=4, width=80, mlp_dim=216)
   c.ar_sft.update(steps=800, eval_every=400)
   c.cft.update(steps=1200, eval_every=600)

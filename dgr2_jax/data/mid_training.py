@@ -37,6 +37,7 @@ from dgr2_jax.data import directory as directory_lib
 from dgr2_jax.data import interactions
 from dgr2_jax.data import prompts
 from dgr2_jax.data import tokens
+from dgr2_jax.retrieval import packing
 
 TASKS = ('persona', 'sequential', 'caption', 'text')
 SPLITS = ('train', 'held_out')
@@ -219,27 +220,17 @@ def pack(examples: Iterable[Example], max_length: int) -> np.ndarray:
     int32 [R, 3, T]: tokens, start (the position of the first token of the same
     example; -1 in padding) and weight (0 or 1), as drawn above.
   """
-  rows = []
-  by_room = [[] for _ in range(max_length + 1)]
-  for example in examples:
-    size = len(example.ids)
-    room = next((r for r in range(size, max_length + 1) if by_room[r]), None)
-    row = [] if room is None else by_room[room].pop()
-    if room is None:
-      rows.append(row)
-      room = max_length
-    row.append(example)
-    by_room[room - size].append(row)
-  packed = np.zeros((len(rows), 3, max_length), np.int32)
+  examples = list(examples)
+  row, begin = packing.best_fit(
+      np.array([len(example.ids) for example in examples], int), max_length)
+  packed = np.zeros((row.max(initial=-1) + 1, 3, max_length), np.int32)
   packed[:, 1] = -1
-  for row, (ids, start, weight) in zip(rows, packed):
-    begin = 0
-    for example in row:
-      end = begin + len(example.ids)
-      ids[begin:end] = example.ids
-      start[begin:end] = begin
-      weight[begin + example.learned_from:end] = 1
-      begin = end
+  for example, index, first in zip(examples, row, begin):
+    ids, start, weight = packed[index]
+    end = first + len(example.ids)
+    ids[first:end] = example.ids
+    start[first:end] = first
+    weight[first + example.learned_from:end] = 1
   return packed
 
 

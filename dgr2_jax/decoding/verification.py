@@ -202,10 +202,22 @@ def step(drafter: tuple[transformer.Transformer, Any],
                     config, draft.steps + (own is not None))
     return state, own
 
-  lately = jnp.mean(state.agreement, where=~state.done)
-  choice = jnp.sum(jnp.array(lengths[:-1]) < lately + 1, dtype=jnp.int32)
   return jax.lax.switch(
-      choice, [functools.partial(window, n) for n in lengths], (state, own))
+      chosen_length(lengths, state.agreement, state.done),
+      [functools.partial(window, n) for n in lengths], (state, own))
+
+
+def chosen_length(lengths: tuple[int, ...], given: jax.Array,
+                  done: jax.Array) -> jax.Array:
+  """Index of the next window's length, see `DraftConfig.lengths`.
+
+  Args:
+    lengths: in rising order.
+    given: float32 [N, G], tokens that a verification gave lately.
+    done: bool [N, G], rows that do not count.
+  """
+  wanted = jnp.mean(given, where=~done) + 1
+  return jnp.sum(jnp.array(lengths[:-1]) < wanted, dtype=jnp.int32)
 
 
 @flax.struct.dataclass

@@ -19,10 +19,8 @@ turns.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
 import os
-import platform
 import sys
 import time
 from typing import Any
@@ -36,6 +34,7 @@ from dgr2_jax.data import tokens as tokens_lib
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
+from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows as rows_lib
@@ -146,7 +145,11 @@ class _Evaluation:
         'timing': {'seconds': self._seconds,
                    'speed_batch_size': self._config.timing_batch_size,
                    'speed_requests': self._config.timing_requests},
-        'environment': _environment(self._experiment.mesh),
+        'environment': {
+            **environment.environment(*_PACKAGES),
+            'devices': [f'{d.platform}: {d.device_kind}'
+                        for d in jax.devices()],
+            'mesh': dict(self._experiment.mesh.shape)},
     }
     if jax.process_index() == 0:
       report.write(self._experiment.workdir, content)
@@ -301,13 +304,3 @@ class _Evaluation:
              'is_answer': i >= begin}
             for i, (token, call) in enumerate(zip(ids, calls))],
     }
-
-
-def _environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Machine and versions, for the report."""
-  return {
-      'python': platform.python_version(),
-      'machine': f'{platform.machine()}, {os.cpu_count()} CPUs',
-      'devices': [f'{d.platform}: {d.device_kind}' for d in jax.devices()],
-      'mesh': dict(mesh.shape),
-      **{name: importlib.metadata.version(name) for name in _PACKAGES}}

@@ -105,6 +105,20 @@ def validity(failures: Sequence[str] | None) -> dict[str, float | None]:
   }
 
 
+def figures(outcome: RowOutcome, targets: np.ndarray) -> dict[str, float]:
+  """The figures of an experiment's table: order, validity and forwards.
+
+  Args:
+    outcome: of n requests, from `responses.outcome`.
+    targets: int [n], as for `metrics.rank_of_target`.
+  """
+  means = metrics.means(metrics.rank_of_target(outcome.orders, targets))
+  return {
+      'n': len(targets), **{name: means[name] for name in KEY_METRICS},
+      'valid_rate': validity(outcome.failures)['valid_rate'],
+      'tokens_per_forward': float(outcome.tokens.sum() / outcome.calls.sum())}
+
+
 def build_row(outcome: RowOutcome, target_positions: np.ndarray,
               reference: RowOutcome | None, *, seed: int = 0,
               resamples: int = 10_000) -> dict[str, Any]:

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dgr2_jax.models import attention as attention_lib
 from dgr2_jax.models import transformer
+from dgr2_jax.objectives import language_modelling
 from dgr2_jax.retrieval import beam_search
 from dgr2_jax.retrieval import packing
 from dgr2_jax.retrieval import training
@@ -96,7 +96,10 @@ class GenerativeRetriever(training.Retriever):
 
   def loss(self, params: Any, rows: packing.Rows, key: jax.Array) -> jax.Array:
     del key
-    states = encode(self.model, params, rows)
+    index = jnp.arange(rows.inputs.shape[1])
+    states = language_modelling.hidden_states(
+        self.model, params, rows.inputs,
+        jnp.where(rows.segment > 0, index - rows.position, -1))
     logits = self.model.apply({'params': params}, states, method='logits')
     return training.cross_entropy(logits, rows.targets, rows.segment > 0)
 
@@ -116,20 +119,3 @@ class GenerativeRetriever(training.Retriever):
         jnp.where(jnp.arange(t) < length[:, None], items, -1),
         beams=max(self.config.beams, count))
     return found[:, :count], scores[:, :count]
-
-
-def encode(model: transformer.Transformer, params: Any,
-           rows: packing.Rows) -> jax.Array:
-  """Final hidden states [R, T, D] of packed sequences."""
-  visible = packing.visible(rows.segment)[:, None, None]
-
-  def attention(query, key, value, cache):
-    del cache
-    out = attention_lib.attend(
-        query[:, None, None], [attention_lib.Part(key, value, visible)])
-    return out.reshape(query.shape), None
-
-  states, _ = model.apply(
-      {'params': params}, rows.inputs, rows.position, attention,
-      method='hidden')
-  return states

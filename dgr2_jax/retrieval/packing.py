@@ -52,7 +52,7 @@ def pack(sequences: Sequence[np.ndarray], length: int,
     raise ValueError('no sequence has two tokens or more: nothing to learn')
   sequences = [sequences[i] for i in rng.permutation(len(sequences))]
   size = np.array([len(s) - 1 for s in sequences])
-  row, begin = _best_fit(size, length)
+  row, begin = best_fit(size, length)
   within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
   index = np.repeat(row, size), np.repeat(begin, size) + within
 
@@ -69,8 +69,16 @@ def pack(sequences: Sequence[np.ndarray], length: int,
   return rows[rng.permutation(len(rows.inputs))]
 
 
-def _best_fit(size: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-  """Puts each piece into the fullest row that has room: rows and offsets."""
+def best_fit(size: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """Puts each piece, in order, into the fullest row that has room.
+
+  Args:
+    size: int [n], of the pieces, at most `length`.
+    length: of a row.
+
+  Returns:
+    int64 [n], the row of every piece and where it begins there.
+  """
   by_room = [[] for _ in range(length + 1)]  # rows that have so much room
   row, begin = np.zeros((2, len(size)), np.int64)
   rows = 0

@@ -138,8 +138,7 @@ def _share(of: Sequence[bool] | np.ndarray) -> str:
 
 
 def check(path: pathlib.Path, candidates: pathlib.Path | None,
-          min_count: int, num_candidates: int, ties: str = 'file'
-          ) -> tuple[str, int]:
+          min_count: int, num_candidates: int) -> tuple[str, int]:
   """Reads everything.
 
   Returns:
@@ -151,7 +150,7 @@ def check(path: pathlib.Path, candidates: pathlib.Path | None,
   errors = []
   items, log = directory.read(path, errors.append)
   dataset = interactions.dataset(
-      'data', items, log, min_count, ties, 0, str(path))
+      'data', items, log, min_count, 'file', 0, str(path))
   summary = summarise(items, log, dataset)
   if candidates:
     lists = candidates_lib.read(

@@ -165,13 +165,13 @@ def _reinforce(experiment: experiment_lib.Experiment, stage: str,
       policy.replayed_logprobs, experiment.model, canvas=canvas,
       vocabulary=experiment.vocabulary, temperature=temperature,
       head_chunk=objective.head_chunk)
-  annotate = lambda batch: batch
-  if objective.kl_weight:
-    reference, score = params, jax.jit(replayed)
+  reference, score = params if objective.kl_weight else None, jax.jit(replayed)
 
-    def annotate(batch):
-      with jax.set_mesh(experiment.mesh):
-        return batch | {'reference_logprob': score(reference, batch)}
+  def annotate(batch):
+    if reference is None:
+      return batch
+    with jax.set_mesh(experiment.mesh):
+      return batch | {'reference_logprob': score(reference, batch)}
 
   records, mixed_in = _supervision(experiment, section, canvas)
 

@@ -41,6 +41,11 @@ def config_of(base: pathlib.Path, stage: str,
   return config
 
 
+def directory(root: pathlib.Path, name: str) -> pathlib.Path:
+  """Where the variant of a name, which may be a sentence, has its files."""
+  return root.resolve() / ''.join(c if c.isalnum() else '_' for c in name)
+
+
 def train(base: pathlib.Path, workdir: pathlib.Path, stage: str,
           config: ml_collections.ConfigDict) -> None:
   """Runs one stage; data and earlier stages are links to the base's.

@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
-import platform
 import time
 from typing import Any
 
@@ -29,6 +27,7 @@ import numpy as np
 from dgr2_jax.decoding import batching
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
+from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.training import experiment as experiment_lib
@@ -155,8 +154,7 @@ def main() -> None:
                       args.repetitions, args.cache_dtype)
   content = {
       'stage': stage, 'jax': jax.__version__, 'cache_dtype': args.cache_dtype,
-      'machine': f'{platform.machine()}, {os.cpu_count()} CPUs, '
-                 f'{jax.devices()[0].device_kind}',
+      'machine': environment.machine(),
       'repetitions': args.repetitions, 'points': points}
   text = table(f'{args.name}, weights of {stage}', content)
   if not args.smoke:

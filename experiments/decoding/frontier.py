@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
-import platform
 from typing import Any
 
 from absl import logging
@@ -27,7 +25,7 @@ from dgr2_jax.data import tokens as tokens_lib
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
-from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
@@ -97,11 +95,7 @@ def accuracy(experiment: experiment_lib.Experiment, params: Any,
                               experiment.parser, targets,
                               experiment.config.data.num_candidates,
                               rewards.RewardConfig())
-  ranks = metrics.means(metrics.rank_of_target(outcome.orders, targets))
-  return {
-      'n': len(targets), **{m: ranks[m] for m in ('recall@1', 'ndcg@3')},
-      'valid_rate': rows.validity(outcome.failures)['valid_rate'],
-      'tokens_per_forward': float(outcome.tokens.sum() / outcome.calls.sum())}
+  return rows.figures(outcome, targets)
 
 
 def table(name: str, content: dict[str, Any]) -> str:
@@ -157,8 +151,7 @@ def main() -> None:
     logging.info('Batch %d timed.', size)
   content = {
       'stage': stage, 'jax': jax.__version__, 'batch_sizes': args.batch_sizes,
-      'machine': f'{platform.machine()}, {os.cpu_count()} CPUs, '
-                 f'{jax.devices()[0].device_kind}',
+      'machine': environment.machine(),
       'n': points[AR]['n'], 'timed': args.requests,
       'repetitions': args.repetitions, 'points': list(points.values())}
   text = table(f'{args.name}, weights of {stage}', content)

@@ -19,9 +19,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import pathlib
-import platform
 import time
 from typing import Any
 
@@ -33,6 +31,7 @@ import numpy as np
 
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
+from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
@@ -245,8 +244,7 @@ def main() -> None:
                       response_length, args.repetitions)
   content = {
       'shape': args.shape, 'dtype': args.dtype, 'jax': jax.__version__,
-      'machine': f'{platform.machine()}, {os.cpu_count()} CPUs, '
-                 f'{jax.devices()[0].device_kind}',
+      'machine': environment.machine(),
       'schedule': (f'of trained weights, tau {args.threshold:g}' if args.workdir
                    else f'{args.steps} equal steps a block'),
       'repetitions': args.repetitions, 'points': points}

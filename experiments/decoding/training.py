@@ -24,7 +24,6 @@ import jax
 
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
-from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
@@ -74,12 +73,7 @@ def measure(experiment: experiment_lib.Experiment,
                                 experiment.parser, targets,
                                 experiment.config.data.num_candidates,
                                 rewards.RewardConfig())
-    ranks = metrics.means(metrics.rank_of_target(outcome.orders, targets))
-    points[name] = {
-        'n': len(targets), **{m: ranks[m] for m in ('recall@1', 'ndcg@3')},
-        'valid_rate': rows.validity(outcome.failures)['valid_rate'],
-        'tokens_per_forward': float(
-            outcome.tokens.sum() / outcome.calls.sum())}
+    points[name] = rows.figures(outcome, targets)
   return points
 
 
@@ -115,8 +109,7 @@ def main() -> None:
     if args.steps:
       fields = fields | {'cft.steps': args.steps}
     config = variants.config_of(base, 'cft', fields)
-    workdir = args.workdir.resolve() / ''.join(
-        c if c.isalnum() else '_' for c in name)
+    workdir = variants.directory(args.workdir, name)
     variants.train(base, workdir, 'cft', config)
     experiment = experiment_lib.Experiment(config, workdir)
     results[name] = measure(experiment, variants.last_params(workdir, 'cft'))

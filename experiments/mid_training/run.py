@@ -18,7 +18,6 @@ import argparse
 import functools
 import json
 import pathlib
-import platform
 from typing import Any
 
 from absl import logging
@@ -26,6 +25,7 @@ import jax
 import numpy as np
 
 from dgr2_jax.decoding import commit
+from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import intervals
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
@@ -45,7 +45,7 @@ RECIPE = ['ar_sft', 'convert', 'cft']
 # Start -> fields of the config.
 STARTS = {'random': {'recipe': RECIPE},
           'mid-trained': {'recipe': ['mid_train', *RECIPE]}}
-METRICS = ('recall@1', 'ndcg@3')
+METRICS = rows.KEY_METRICS
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -81,12 +81,10 @@ def measure(experiment: experiment_lib.Experiment, params: Any, split: str,
       canvas=canvas_lib.AUTOREGRESSIVE, config=experiment.decode_config(),
       what=split), experiment.parser, targets,
       experiment.config.data.num_candidates, rewards.RewardConfig())
-  ranks = metrics.rank_of_target(outcome.orders, targets)
-  values, means = metrics.per_request(ranks), metrics.means(ranks)
+  values = metrics.per_request(metrics.rank_of_target(outcome.orders, targets))
   return {
-      'n': len(targets), 'nats': response_nats(experiment, params, batches),
-      **{name: means[name] for name in METRICS},
-      'valid_rate': rows.validity(outcome.failures)['valid_rate']}, {
+      'nats': response_nats(experiment, params, batches),
+      **rows.figures(outcome, targets)}, {
           name: values[name] for name in METRICS}
 
 
@@ -111,15 +109,6 @@ def held_out(base: pathlib.Path) -> dict[str, dict[str, float]]:
       if k.endswith('logprob')}
           for line in lines if line['stage'] == 'mid_train'
           and 'validation/logprob' in line}
-
-
-def environment() -> dict[str, str]:
-  """The machine and the versions that figures depend on."""
-  cpu = [line.split(':')[1].strip() for line in
-         pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-         if line.startswith('model name')]
-  return {'machine': cpu[0] if cpu else platform.machine(),
-          'python': platform.python_version(), 'jax': jax.__version__}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -174,7 +163,7 @@ def main() -> None:
       logging.info('ar_sft: %d steps, %s.', steps, start)
       config = variants.config_of(base, 'ar_sft',
                                   fields | {'ar_sft.steps': steps})
-      workdir = args.workdir.resolve() / f'{start}_{steps}'
+      workdir = variants.directory(args.workdir, f'{start}_{steps}')
       variants.train(base, workdir, 'ar_sft', config)
       experiment = experiment_lib.Experiment(config, workdir)
       params = variants.last_params(workdir, 'ar_sft')
@@ -185,7 +174,8 @@ def main() -> None:
         first.setdefault(split, values)
         points.append({'steps': steps, 'start': start, 'split': split, **point})
     # What is there already is worth keeping if the next one is not waited for.
-    results = {'environment': environment(), 'held_out': held_out(base),
+    results = {'environment': environment.environment('jax'),
+               'held_out': held_out(base),
                'points': points}
     text = table(results)
     for name, content in (('json', json.dumps(results, indent=1) + '\n'),

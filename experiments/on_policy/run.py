@@ -25,7 +25,6 @@ import numpy as np
 
 from dgr2_jax.decoding import commit
 from dgr2_jax.evaluation import intervals
-from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
 from dgr2_jax.objectives import rewards
@@ -102,14 +101,10 @@ class Measured:
           mesh=experiment.mesh, canvas=experiment.canvas,
           config=experiment.decode_config()), experiment.parser, targets,
           config.data.num_candidates, rewards.RewardConfig(**config.rl.reward))
-      ranks = metrics.means(metrics.rank_of_target(outcome.orders, targets))
       point = {
-          'split': split, 'threshold': threshold, 'n': len(targets),
+          'split': split, 'threshold': threshold,
           'reward': float(outcome.rewards.mean()),
-          **{name: ranks[name] for name in ('recall@1', 'ndcg@3')},
-          'valid_rate': rows.validity(outcome.failures)['valid_rate'],
-          'tokens_per_forward': float(
-              outcome.tokens.sum() / outcome.calls.sum())}
+          **rows.figures(outcome, targets)}
       if before:
         earlier = before._rewards[len(self.points)]
         point['change'] = float(np.mean(outcome.rewards - earlier))
@@ -156,8 +151,7 @@ def main() -> None:
   for name, fields in VARIANTS[args.stage].items():
     logging.info('Variant of %s: %s.', args.stage, name)
     config = variants.config_of(base, args.stage, fields)
-    workdir = args.workdir.resolve() / args.stage / ''.join(
-        c if c.isalnum() else '_' for c in name)
+    workdir = variants.directory(args.workdir / args.stage, name)
     variants.train(base, workdir, args.stage, config)
     experiment = experiment_lib.Experiment(config, workdir)
     before = experiment.before(args.stage)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import pathlib
-import platform
 import runpy
 import time
 from typing import Any
@@ -27,6 +25,7 @@ import numpy as np
 from dgr2_jax.data import candidates
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
+from dgr2_jax.evaluation import environment
 from dgr2_jax.retrieval import cooccurrence
 from dgr2_jax.retrieval import lists
 from dgr2_jax.retrieval import retrievers
@@ -76,20 +75,9 @@ def measure(kind: str, data: str) -> dict[str, Any]:
     row[split] = lists.figures(
         listed(positions), h.items[h.start + positions])
     row[f'{split}_cpu_seconds'] = time.process_time() - start
-  return {**row, 'environment': environment(),
+  return {**row, 'environment': environment.environment(
+      'jax', 'flax', 'optax', 'numpy'),
           'dataset': {'users': len(users), 'items': h.num_items}}
-
-
-def environment() -> dict[str, str]:
-  """The machine and the versions that figures depend on."""
-  cpu = [line.split(':')[1].strip() for line in
-         pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-         if line.startswith('model name')]
-  return {
-      'machine': f'{jax.devices()[0].device_kind}, {cpu[0] if cpu else "?"}',
-      'python': platform.python_version(),
-      **{name: importlib.metadata.version(name) for name in (
-          'jax', 'flax', 'optax', 'numpy')}}
 
 
 def table(results: dict[str, Any]) -> str:

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import pathlib
-import platform
 import time
 from typing import Any
 
 from absl import logging
-import jax
 import ml_collections
 import numpy as np
 
 from dgr2_jax.data import directory as directory_lib
 from dgr2_jax.data import interactions
+from dgr2_jax.evaluation import environment
 from dgr2_jax.semantic_ids import embeddings as embeddings_lib
 from dgr2_jax.semantic_ids import fitting
 from dgr2_jax.semantic_ids import last_level
@@ -129,18 +127,6 @@ def examples(items: list[interactions.Item], ids: np.ndarray, count: int,
           for item in drawn.tolist()]
 
 
-def environment() -> dict[str, str]:
-  """The machine and the versions that figures depend on."""
-  cpu = [line.split(':')[1].strip() for line in
-         pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-         if line.startswith('model name')]
-  return {
-      'machine': f'{jax.devices()[0].device_kind}, {cpu[0] if cpu else "?"}',
-      'python': platform.python_version(),
-      **{name: importlib.metadata.version(name) for name in (
-          'jax', 'flax', 'optax', 'numpy', 'scikit-learn')}}
-
-
 def table(results: dict[str, Any]) -> str:
   """The text of the Markdown file."""
   percent = lambda x: '-' if x is None else f'{100 * x:.1f}'
@@ -211,7 +197,8 @@ def main() -> None:
   results = {
       'items': len(items), 'embeddings': source.kind,
       'distinct': len(np.unique(embeddings.round(6), axis=0)),
-      'environment': environment(), 'rows': rows,
+      'environment': environment.environment(
+          'jax', 'flax', 'optax', 'numpy', 'scikit-learn'), 'rows': rows,
       'examples': examples(items, ids[DEFAULT], 5)}
   text = table(results)
   (HERE / f'{args.name}.json').write_text(json.dumps(results, indent=1) + '\n')

@@ -76,8 +76,19 @@ def test_windows_of_any_length_give_the_autoregressive_decoding(lengths):
                                 np.asarray(want.tokens)[before])
 
 
-def test_the_length_of_windows_follows_what_is_accepted():
-  """No verification gives more than the window that its row has earned."""
+@pytest.mark.parametrize('given, done, want', [
+    ([1., 9.], [False, True], 2), ([1.5, 9.], [False, True], 4),
+    ([3., 3.], [False, False], 4), ([2., 6.], [False, False], 8),
+    ([9., 1.], [True, False], 2), ([99.], [False], 8)])
+def test_a_window_has_room_for_one_token_more_than_lately(given, done, want):
+  lengths = (2, 4, 8)
+  got = verification.chosen_length(
+      lengths, jnp.array([given]), jnp.array([done]))
+  assert lengths[int(got)] == want
+
+
+def test_windows_shrink_where_little_is_accepted():
+  """A verification gives no more than the window that its row has earned."""
   batch = {k: v[:1] for k, v in tiny.batch(n=6, seed=1).items()}
   lengths = (2, 4, 8)
   call = np.asarray(run(

@@ -12,8 +12,8 @@ import pytest
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
 from dgr2_jax.data import requests
+from dgr2_jax.objectives import language_modelling
 from dgr2_jax.retrieval import cooccurrence
-from dgr2_jax.retrieval import generative
 from dgr2_jax.retrieval import lists
 from dgr2_jax.retrieval import packing
 from dgr2_jax.retrieval import retrievers
@@ -71,9 +71,8 @@ def _next_log_probs(kind, params, latest):
   start = jnp.append(0, tokens[latest])
   inputs = jnp.concatenate(
       [jnp.broadcast_to(start, (24, len(start))), tokens[:, :-1]], 1)
-  states = generative.encode(retriever.model, params, packing.Rows(
-      inputs, inputs, jnp.ones_like(inputs),
-      jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)))
+  states = language_modelling.hidden_states(
+      retriever.model, params, inputs, jnp.zeros_like(inputs))
   log_probs = jax.nn.log_softmax(retriever.model.apply(
       {'params': params}, states[:, -3:], method='logits'))
   return jnp.take_along_axis(log_probs, tokens[..., None], 2).sum((1, 2))
