@@ -38,7 +38,6 @@ from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import interrupts
 from dgr2_jax.training import logging as metrics_logging
 from dgr2_jax.training import lora as lora_lib
-from dgr2_jax.training import optimizer as optimizer_lib
 from dgr2_jax.training import sharding
 from dgr2_jax.training import step as step_lib
 
@@ -126,16 +125,10 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
     run.to_end(batches, workdir)
     del run  # its state, before the best parameters need the memory
   shardings = sharding.param_shardings(mesh, params, rules)
-  best, params = checkpoints.restore_best(_abstract(params, shardings))
+  best, params = checkpoints.restore_best(sharding.abstract(params, shardings))
   logging.info('%s is complete; best %s %.4f at step %d.', stage,
                config.best_metric, best.value, best.step)
   return params
-
-
-def _abstract(tree: Any, shardings: Any) -> Any:
-  return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=s),
-      tree, shardings)
 
 
 class _Run:
@@ -154,46 +147,22 @@ class _Run:
   def start(self, params: Params, batches: Batches | Rounds,
             rules: sharding.Rules) -> None:
     """Restores the newest usable checkpoint, or initialises."""
-    optimizer = optimizer_lib.make_optimizer(
-        self._config, optimizer_lib.of_stage(self._config))
-    self._lora = lora = optimizer_lib.of_stage(self._config).adapters()
-    rules = (*optimizer_lib.RULES, *rules)
-
-    def init(params):
-      base = None
-      if lora:
-        base, params = params, lora_lib.init(
-            params, jax.random.key(self._seed), lora)
-      return step_lib.TrainState(
-          step=jnp.int32(0), params=jax.tree.map(jnp.copy, params),
-          opt_state=optimizer.init(params),
-          sums={name: jnp.float32(0)
-                for name in ('loss', 'gradient_norm', *metrics)},
-          bad_step=jnp.int32(-1), base=jax.tree.map(jnp.copy, base))
-
     example = (batches.example() if hasattr(batches, 'collect')
                else dict(batches[0]))
-    with jax.set_mesh(self._mesh):
-      _, metrics = jax.eval_shape(
-          self._loss_fn, params, example, jax.random.key(self._seed))
-      abstract = jax.eval_shape(init, params)
-      shardings = sharding.param_shardings(self._mesh, abstract, rules)
-      self._step_fn = jax.jit(
-          step_lib.make_step(
-              self._loss_fn, optimizer, self._seed, rules,
-              self._config.get('accumulate', 1), lora),
-          in_shardings=(shardings, None),  # batches are placed already
-          out_shardings=shardings, donate_argnums=0)
-      self._merge = lora and jax.jit(
-          functools.partial(lora_lib.merge, config=lora),
-          out_shardings=shardings.base)
-    abstract = _abstract(abstract, shardings)
+    program = step_lib.program(self._loss_fn, params, example, self._config,
+                               self._mesh, rules, self._seed)
+    self._step_fn = program.update
+    self._lora = lora = program.lora
+    abstract, shardings = program.state, program.shardings
+    self._merge = lora and jax.jit(
+        functools.partial(lora_lib.merge, config=lora),
+        out_shardings=shardings.base)
     full = 'base' if lora else 'params'  # shaped like the model's
     restored = self._checkpoints.restore_latest(
         self._apart(abstract), getattr(abstract, full))
     if restored is None or lora:
       with jax.set_mesh(self._mesh):
-        self._state = jax.jit(init, out_shardings=shardings)(
+        self._state = jax.jit(program.init, out_shardings=shardings)(
             jax.device_put(params, getattr(shardings, full)))
     if restored is None:
       self._step, self._best = 0, None
