@@ -14,12 +14,13 @@ each other where there are no loops.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 from dgr2_jax.models import transformer
 
 
-class Work(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Work:
   """What goes through the model.
 
   Attributes:
@@ -30,6 +31,10 @@ class Work(NamedTuple):
   tokens: int
   pairs: int
   head_rows: int
+
+  def __add__(self, other: Work) -> Work:
+    return Work(self.tokens + other.tokens, self.pairs + other.pairs,
+                self.head_rows + other.head_rows)
 
 
 def canvas(rows: int, prompt: int, copies: int, length: int, canvases: int,

@@ -1,7 +1,7 @@
 """Says what a run would take on devices that are not here.
 
     python -m dgr2_jax.tools.plan --config=configs/beauty_qwen3_8b.py \\
-        --topology=v5p:2x2x2 [--stages=cft,opd,rl] [--num_slices=1]
+        --qwen3=8b --topology=v5p:2x2x2 [--stages=cft,opd,rl] [--num_slices=1]
 
 compiles the update of every stage, the teacher's forward and the decoding of
 rollouts ahead of time, for TPUs with their own compiler (`libtpu`), which needs
@@ -9,6 +9,7 @@ no TPU. No weight is made. For GPUs (`--topology=h100:8`) and simulated devices
 (`cpu:8`) XLA's compiler for CPUs is asked instead: how arrays are split and
 what a program reads is the same there, its temporaries are an estimate.
 
+`--qwen3` takes the model's published shape where its checkpoint is not at hand.
 Prompts are as long as `prompt.max_prompt`. `--output` writes what was found as
 JSON. Exit code 0 only if all fits.
 """
@@ -29,19 +30,36 @@ from typing import Any
 from absl import app
 from absl import flags
 import jax
+import ml_collections
 from ml_collections import config_flags
 import numpy as np
 
+from dgr2_jax.models import huggingface
 from dgr2_jax.training import abstract
 from dgr2_jax.training import chips
 from dgr2_jax.training import sharding
 from dgr2_jax.training import validation
+
+# Of the models' config.json.
+QWEN3 = {
+    '0.6b': dict(num_layers=28, width=1024, num_heads=16, mlp_dim=3072,
+                 tie_embeddings=True),
+    '1.7b': dict(num_layers=28, width=2048, num_heads=16, mlp_dim=6144,
+                 tie_embeddings=True),
+    '4b': dict(num_layers=36, width=2560, num_heads=32, mlp_dim=9728,
+               tie_embeddings=True),
+    '8b': dict(num_layers=36, width=4096, num_heads=32, mlp_dim=12288,
+               tie_embeddings=False),
+}
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file of configs/; its fields can be set as in training.')
 _TOPOLOGY = flags.DEFINE_string(
     'topology', None, 'CHIP:SHAPE for TPUs, such as v5e:4x4 or v5p:2x2x4; '
     'CHIP:COUNT for GPUs, such as h100:8; cpu:COUNT for simulated devices.')
+_QWEN3 = flags.DEFINE_enum(
+    'qwen3', None, sorted(QWEN3), "A published model's shape, in place of "
+    "config.model's and without its checkpoint.")
 _STAGES = flags.DEFINE_list(
     'stages', None, "Stages of the config's recipe; all that train by default.")
 _NUM_SLICES = flags.DEFINE_integer(
@@ -50,7 +68,13 @@ _STEPS = flags.DEFINE_float(
     'steps_per_block', 10., 'Denoising steps a block that rollouts take.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A JSON file to write.')
 
-_GB = 1e9
+
+def take_shape(config: ml_collections.ConfigDict, size: str) -> None:
+  """Gives `config.model` the shape of a Qwen3; how it computes stays."""
+  free = {k: v for k, v in config.model.items() if k in huggingface.FREE}
+  config.model = dict(
+      QWEN3[size], num_kv_heads=8, head_dim=128, rope_theta=1e6, norm_eps=1e-6,
+      qk_norm=True, attention_bias=False, **free)
 
 
 def devices(topology: str, num_slices: int = 1) -> tuple[
@@ -104,8 +128,8 @@ def _tpus(topology: str, num_slices: int) -> Sequence[jax.Device]:
     raise ValueError(f'--topology={topology}: {e}') from e
 
 
-def measure(config: Any, stage: str, chip: chips.Chip | None,
-            devices_: Sequence[jax.Device],
+def measure(config: ml_collections.ConfigDict, stage: str,
+            chip: chips.Chip | None, devices_: Sequence[jax.Device],
             steps: float = 10.) -> dict[str, Any]:
   """Compiles a stage's programs.
 
@@ -243,6 +267,14 @@ def _bytes_a_device(tree: Any) -> int:
       for x in jax.tree.leaves(tree))
 
 
+def size_of(size: float) -> str:
+  """Bytes for people, in powers of ten."""
+  for unit in ('B', 'kB', 'MB', 'GB'):
+    if size < 1000 or unit == 'GB':
+      return f'{size:.3g} {unit}' if unit != 'GB' else f'{size:.2f} GB'
+    size /= 1000
+
+
 def text(found: Mapping[str, Any]) -> str:
   """What `measure` found, for people."""
   mesh = ', '.join(f'{k}={v}' for k, v in found['mesh'].items() if v > 1)
@@ -251,8 +283,9 @@ def text(found: Mapping[str, Any]) -> str:
       f'{found["stage"]} on {found["devices"]} x {found["chip"]} '
       f'({mesh or "one device"}; compiler: {found["compiler"]})',
       f'  P={s["prompt"]:,} L={s["response"]} B={s["block_size"]} '
-      f'G={s["rollouts"]} V={s["vocabulary"]:,}; {found["batch_size"]} requests '
-      f'in {found["accumulate"]} parts; {s["steps_per_block"]:g} steps a block']
+      f'G={s["rollouts"]} V={s["vocabulary"]:,}; {found["batch_size"]} '
+      f'requests in {found["accumulate"]} parts; {s["steps_per_block"]:g} '
+      'steps a block']
   for name, x in found['programs'].items():
     lines.append(f'  {name}, {x["runs"]:g} an update')
     sizes = {**x['arguments'],
@@ -262,13 +295,13 @@ def text(found: Mapping[str, Any]) -> str:
       lines.append(f'    does not fit: {x["error"]}')
     else:
       sizes |= {k: x[k] for k in ('outputs', 'temporaries', 'code', 'total')}
-    lines += [f'    {kind:<28}{size / _GB:>10.3f} GB a device'
+    lines += [f'    {kind:<28}{size_of(size):>10} a device'
               for kind, size in sizes.items() if size]
-    lines.append(f'    {"FLOPs, closed form":<28}{x["flops"] / 1e12:>10.3f} T '
-                 f'a device (+ {x["recomputed_flops"] / 1e12:.3f} T recomputed)')
+    lines.append(f'    {"FLOPs, closed form":<28}{x["flops"] / 1e12:>10.3g} T '
+                 f'a device (+ {x["recomputed_flops"] / 1e12:.3g} T again)')
     if x.get('xla_flops'):
       lines.append(f'    {"FLOPs by XLA, loops once":<28}'
-                   f'{x["xla_flops"] / 1e12:>10.3f} T')
+                   f'{x["xla_flops"] / 1e12:>10.3g} T')
     lines.append(f'    {"FLOPs a byte of HBM":<28}{x["intensity"]:>10.0f}')
     if 'seconds' in x:
       lines.append(f'    {"at least":<28}{x["seconds"]:>10.3f} s, bound by '
@@ -288,6 +321,13 @@ def main(argv: Sequence[str]) -> None:
     config = _CONFIG.value
     if 'data' in config and not config.data.get('path'):
       config.data.path = 'planned'  # nothing is read
+    if _QWEN3.value:
+      take_shape(config, _QWEN3.value)
+    elif directory := config.model.get('huggingface'):
+      if not (pathlib.Path(directory) / 'config.json').exists():
+        raise ValueError(f'config.model.huggingface={directory} holds no '
+                         'config.json: give the checkpoint, or --qwen3=SIZE '
+                         'for its published shape.')
     validation.check(config)
     chip, devices_ = devices(_TOPOLOGY.value, _NUM_SLICES.value)
     stages = _STAGES.value or [s for s in config.recipe
@@ -304,14 +344,18 @@ def main(argv: Sequence[str]) -> None:
   sys.exit(any(result['fits'] is False for result in results))
 
 
-def run() -> None:
-  """The command; the backend is set up before anything asks for a device."""
+def set_up(simulated: int = 1) -> None:
+  """What has to be said before anything asks JAX for a device."""
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   jax.config.update('jax_platforms', 'cpu')
+  jax.config.update('jax_num_cpu_devices', simulated)
+
+
+def run() -> None:
+  """The command."""
   wanted = re.search(r'--topology[= ](?!v)\w+:(\d+)', ' '.join(sys.argv))
-  if wanted:
-    jax.config.update('jax_num_cpu_devices', int(wanted[1]))
+  set_up(int(wanted[1]) if wanted else 1)
   app.run(main)
 
 

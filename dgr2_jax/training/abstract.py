@@ -1,6 +1,6 @@
 """Every program of a stage, from the config and a mesh alone.
 
-    config, mesh -> shapes of parameters, state and batch, each with its sharding
+    config, mesh -> shapes of parameters, state and batch, with shardings
                  -> update | teacher | rollout, lowered: no weights, no data
 
 The programs are those that training runs (`losses.py`, `step.program`,
@@ -13,6 +13,7 @@ decided by the policy, and an argument here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import math
 import pathlib
@@ -137,15 +138,22 @@ def programs(setting: Setting, stage: str,
     steps: denoising steps a block of a rollout; decides the size of a replay.
 
   Raises:
-    ValueError: `stage` is not in the config, or a batch does not divide.
+    ValueError: `stage` is not in the recipe, or a batch does not divide.
   """
   if stage not in STAGES or stage not in setting.config.recipe:
     raise ValueError(f'stage {stage!r} cannot be planned: expected one of '
                      + ', '.join(s for s in setting.config.recipe
                                  if s in STAGES))
   section = setting.config[stage]
-  batch, work = (_records(setting, stage) if stage in ('ar_sft', 'cft')
-                 else _responses(setting, stage, steps))
+  parts, rows = section.get('accumulate', 1), math.prod(
+      setting.mesh.shape[axis] for axis in sharding.BATCH_AXES)
+  if section.batch_size % (parts * rows):
+    raise ValueError(
+        f'{stage}.batch_size={section.batch_size} in accumulate={parts} parts '
+        f'does not split over {rows} devices (mesh data x fsdp): a part must '
+        'have a multiple of them.')
+  batch = (_records(setting, stage) if stage in ('ar_sft', 'cft')
+           else _responses(setting, stage, steps))
   params = setting.params()
   teacher = None
   found = []
@@ -156,27 +164,27 @@ def programs(setting: Setting, stage: str,
     found.append(Program(
         'teacher', lambda: _lower(setting, states, teacher, reads),
         {'teacher': teacher, 'batch': reads},
-        flops.forward(setting.model.config, work['teacher'])))
+        flops.forward(setting.model.config, flops.canvas(
+            *batch['prompt'].shape, *batch['response'].shape[1:], 0, 1, 0))))
     batch |= {
         'teacher_states': _batched(
             setting, (*batch['response'].shape, setting.model.config.width),
-            setting.model.config.dtype),
+            section.get('teacher_dtype') or setting.model.config.dtype),
         step_lib.FROZEN: losses.head_of(teacher)}
   step = step_lib.program(
       losses.loss_of(setting, stage), params, batch, section, setting.mesh,
       transformer.RULES, setting.config.seed)
-  update = flops.update(setting.model.config, work['update'])
-  if 'head' in work:  # the teacher's logits, which have no gradient
-    update += flops.forward(setting.model.config, work['head'])
+  work = losses.update_work(setting, stage, batch)
   again = setting.model.config.remat == 'full'
   found.insert(0, Program(
       'update', lambda: _lower(setting, step.update, step.state, batch),
       {'parameters': (step.state.params, step.state.base),
        'optimizer': step.state.opt_state,
        'batch': {k: v for k, v in batch.items() if k != step_lib.FROZEN},
-       'teacher': batch.get(step_lib.FROZEN)}, update,
+       'teacher': batch.get(step_lib.FROZEN)},
+      losses.update_flops(setting, stage, batch),
       recomputed=again * flops.forward(
-          setting.model.config, work['update']._replace(head_rows=0)),
+          setting.model.config, dataclasses.replace(work, head_rows=0)),
       passes=(2 + again) * section.get('accumulate', 1)))
   found.append(_decoding(setting, stage, params, steps))
   return found
@@ -191,11 +199,6 @@ def _lower(setting: Setting, function: Any, *args: Any,
 def _batched(setting: Setting, shape: tuple[int, ...],
              dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
   """An array of a batch: requests are split."""
-  parts = math.prod(setting.mesh.shape[a] for a in sharding.BATCH_AXES)
-  if shape[0] % parts:
-    raise ValueError(
-        f'A batch of {shape[0]} rows does not split over {parts} devices (mesh '
-        'data x fsdp): choose another batch_size or config.mesh.')
   return jax.ShapeDtypeStruct(
       shape, dtype, sharding=sharding.batch_sharding(setting.mesh))
 
@@ -210,62 +213,37 @@ def _requests(setting: Setting, n: int, g: int) -> dict[str, Any]:
       is_answer=array(response, bool))
 
 
-def _records(setting: Setting, stage: str) -> tuple[dict[str, Any], Any]:
-  """A batch of `pipeline.train_batches`, and what goes through the model."""
-  section, canvas = setting.config[stage], losses.canvas_of(setting, stage)
-  n, length, b = section.batch_size, setting.response_length, canvas.block_size
-  batch = _requests(setting, n, 1) | dict(
+def _records(setting: Setting, stage: str) -> dict[str, Any]:
+  """A batch of `pipeline.train_batches`."""
+  n = setting.config[stage].batch_size
+  return _requests(setting, n, 1) | dict(
       supervised_from=_batched(setting, (n, 1)),
       example_id=_batched(setting, (n,)))
-  pairs = section.get('mask_pairs', 1)
-  canvases, clean, noisy = 0, length, 0
-  if b > 1 or not canvas.shifted:
-    canvases = 2 * pairs * (length // b + section.get('random_offset', False))
-    clean = length if section.get('ar_weight') else length // b
-    noisy = length * pairs
-  return batch, {'update': flops.canvas(
-      n, setting.prompt_length, 1, length, canvases, b,
-      clean * bool(canvas.shifted or section.get('ar_weight')) + noisy)}
 
 
-def _responses(setting: Setting, stage: str,
-               steps: float) -> tuple[dict[str, Any], Any]:
-  """A batch of `rollouts.Rollouts`, and what goes through the model."""
+def _responses(setting: Setting, stage: str, steps: float) -> dict[str, Any]:
+  """A batch of `rollouts.Rollouts`."""
   section, canvas = setting.config[stage], losses.canvas_of(setting, stage)
   rollout = rollouts.RolloutConfig(**section.rollout)
   n, g, b = section.batch_size, rollout.num_rollouts, canvas.block_size
-  p, length = setting.prompt_length, setting.response_length
   array = functools.partial(_batched, setting)
   batch = _requests(setting, n, g)
-  response, blocks = batch['response'].shape, length // b
-  first = 1 if canvas.shifted else 0
-  m = rollout.canvases_per_row if b > first else 0
-  visited = blocks * (1 if rollout.canvases == 'one' else steps) if m else 0
-  rows = g * max(1, math.ceil(visited / max(m, 1)))
+  m = rollout.canvases_per_row if b > canvas.shifted else 0
+  visited = setting.response_length // b * (
+      1 if rollout.canvases == 'one' else steps)
+  rows = g * math.ceil(visited / m) if m else g
   batch |= dict(
-      logprob=array(response, np.float32), advantage=array((n, g), np.float32),
-      kept=array((n,), bool), owner=array((n, rows)), first=array((n, g)),
+      logprob=array(batch['response'].shape, np.float32),
+      advantage=array((n, g), np.float32), kept=array((n,), bool),
+      owner=array((n, rows)), first=array((n, g)),
       start=array((n, rows, m)), masked=array((n, rows, m, b), bool),
       decided=array((n, rows, m, b), bool),
       weight=array((n, rows, m), np.float32), round={})
-  seeds = g * blocks * bool(canvas.shifted)
-  if stage == 'opd':
-    if section.get('ar_weight'):
-      seeds = g * length
-    scored = seeds + rows * m * (b - first)
-    work = {'update': flops.canvas(n, p, rows, length, m, b, scored),
-            'head': flops.Work(0, 0, n * scored),
-            'teacher': flops.canvas(n, p, g, length, 0, 1, 0)}
-  else:
-    scored = seeds + min(g * length, rows * m * b)
-    work = {'update': flops.canvas(n, p, rows, length, m, b, scored)}
-    if section.kl_weight:
-      batch['reference_logprob'] = batch['logprob']
+  if section.get('kl_weight'):
+    batch['reference_logprob'] = batch['logprob']
   if section.cft_weight:
-    batch['supervised'], mixed = _records(setting, stage)
-    work['update'] = flops.Work(*map(sum, zip(work['update'],
-                                              mixed['update'])))
-  return batch, work
+    batch['supervised'] = _records(setting, stage)
+  return batch
 
 
 def _decoding(setting: Setting, stage: str, params: Any,
@@ -278,9 +256,11 @@ def _decoding(setting: Setting, stage: str, params: Any,
       max_denoising_steps=config.max_denoising_steps)
   if 'rollout' in section:
     rollout = rollouts.RolloutConfig(**section.rollout)
-    n, g, threshold = section.batch_size, rollout.num_rollouts, rollout.threshold
-    decode, runs = rollout.sampling(setting.response_length), rollout.refill
-  p, length, b = setting.prompt_length, setting.response_length, canvas.block_size
+    n, g = section.batch_size, rollout.num_rollouts
+    threshold, runs = rollout.threshold, rollout.refill
+    decode = rollout.sampling(setting.response_length)
+  p, length, b = (setting.prompt_length, setting.response_length,
+                  canvas.block_size)
   array = functools.partial(_batched, setting)
   key = jax.eval_shape(lambda: jax.random.key(0))
   reads = dict(prompt=array((n, p)), prompt_length=array((n,)),

@@ -19,7 +19,7 @@ with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import functools
@@ -35,6 +35,7 @@ import ml_collections
 import numpy as np
 
 from dgr2_jax.training import checkpoints as checkpoints_lib
+from dgr2_jax.training import chips
 from dgr2_jax.training import interrupts
 from dgr2_jax.training import logging as metrics_logging
 from dgr2_jax.training import lora as lora_lib
@@ -77,7 +78,9 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
           batches: Batches | Rounds,
           validate: Callable[[Params], Mapping[str, float]],
           config: ml_collections.ConfigDict, workdir: pathlib.Path,
-          mesh: Mesh, rules: sharding.Rules, seed: int) -> Params:
+          mesh: Mesh, rules: sharding.Rules, seed: int,
+          flops_of: Callable[[Any], float] = lambda batch: 0.,
+          profile_steps: Sequence[int] = ()) -> Params:
   """Trains one stage to its end, going on where an earlier call stopped.
 
   Args:
@@ -99,6 +102,11 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
     mesh: from `sharding.make_mesh`.
     rules: parameter shardings, see `sharding.param_shardings`.
     seed: of everything that the loss draws.
+    flops_of: a batch -> FLOPs of its update, for MFU: their share of what the
+      chips could do in the time since the last line. Decoding of a round takes
+      time and does not count.
+    profile_steps: the first and the last step of a profile, counted from 1; it
+      is written to `workdir`/profile/`stage` and viewed with XProf.
 
   Returns:
     The best parameters by `best_metric`, restored from disk.
@@ -120,9 +128,10 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
   checkpoints = checkpoints_lib.Checkpoints(
       workdir / 'checkpoints' / stage, config.keep)
   if not checkpoints.is_complete():
-    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints, seed)
+    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints, seed,
+               flops_of)
     run.start(params, batches, rules)
-    run.to_end(batches, workdir)
+    run.to_end(batches, workdir, tuple(profile_steps))
     del run  # its state, before the best parameters need the memory
   shardings = sharding.param_shardings(mesh, params, rules)
   best, params = checkpoints.restore_best(sharding.abstract(params, shardings))
@@ -135,7 +144,10 @@ class _Run:
   """A stage's training between its start and its end."""
 
   def __init__(self, stage, loss_fn, validate, config, mesh, checkpoints,
-               seed):
+               seed, flops_of):
+    self._flops_of = flops_of
+    chip = chips.of_kind(mesh.devices.flat[0].device_kind)
+    self._peak = chip and chip.flops * mesh.size
     self._stage = stage
     self._loss_fn = loss_fn
     self._validate = validate
@@ -190,21 +202,27 @@ class _Run:
     with jax.set_mesh(self._mesh):
       return self._merge(self._state.base, self._state.params)
 
-  def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path) -> None:
+  def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path,
+             profile_steps: tuple[int, ...] = ()) -> None:
     """Runs the remaining steps and marks the stage complete."""
     config, unit = self._config, getattr(batches, 'updates', 1)
     self._writer = metrics_logging.MetricsWriter(
         workdir, self._stage, -1 if self._saved is None else self._step)
-    with (contextlib.closing(self._writer), interrupts.Signals() as signals,
+    profile = metrics_logging.Profile(
+        workdir / 'profile' / self._stage, *profile_steps)
+    with (contextlib.closing(self._writer), contextlib.closing(profile),
+          interrupts.Signals() as signals,
           contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
-      self._clock_start, self._started = 0., self._step
+      self._clock_start, self._started, self._flops = 0., self._step, 0.
       if hasattr(batches, 'collect') and self._best is None:
         # A policy may not end worse than it begins.
         self._evaluate()
         self._save()
       for batch in loaded:
+        profile.before(self._step + 1)
         self._train_step(batch)
+        profile.after(self._step, self._state)
         last = self._step == config.steps
         if last or self._step % config.log_every == 0:
           self._log()
@@ -247,6 +265,8 @@ class _Run:
       if first:  # compilation is not training
         jax.block_until_ready(self._state.step)
         self._timed = self._step
+      else:
+        self._flops += self._flops_of(batch)
 
   def _check_finite(self) -> None:
     bad = int(self._state.bad_step)
@@ -273,14 +293,19 @@ class _Run:
     timing = {}
     if done := self._step - self._timed:
       tokens = means['tokens'] * done if 'tokens' in means else None
-      timing['steps_per_second'] = done / max(seconds, 1e-9)
+      seconds = max(seconds, 1e-9)
+      timing['steps_per_second'] = done / seconds
       if tokens is not None:
-        timing['tokens_per_second'] = tokens / max(seconds, 1e-9)
+        timing['tokens_per_second'] = tokens / seconds
+        timing['tokens_per_second_per_chip'] = (
+            tokens / seconds / self._mesh.size)
+      if self._peak and self._flops:
+        timing['mfu'] = self._flops / seconds / self._peak
       metrics_logging.progress(self._stage, self._step, self._config.steps,
-                               seconds, done, means, tokens)
+                               seconds, done, means, tokens, timing.get('mfu'))
     self._writer.write(self._step, {f'train/{k}': v for k, v in means.items()},
                        timing)
-    self._logged = self._timed = self._step
+    self._logged, self._timed, self._flops = self._step, self._step, 0.
     self._clock_start = self._clock.seconds()
 
   def _evaluate(self) -> bool:

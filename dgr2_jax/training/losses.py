@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import flops
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import denoising
@@ -138,3 +139,55 @@ def teacher_states(setting: Setting) -> Callable[..., jax.Array]:
 def head_of(params: Any) -> Any:
   """The parameters that turn states into logits."""
   return {k: v for k, v in params.items() if k != 'layers'}
+
+
+def update_work(setting: Setting, stage: str,
+                batch: Mapping[str, Any]) -> flops.Work:
+  """What an update puts through the model, padding included.
+
+  Args:
+    setting: of the run.
+    stage: that trains.
+    batch: its arrays or their shapes.
+  """
+  section, canvas = setting.config[stage], canvas_of(setting, stage)
+  if stage in ('ar_sft', 'cft'):
+    return _records_work(section, canvas, batch)
+  n, g, length = batch['response'].shape
+  _, rows, m, b = batch['masked'].shape
+  first = int(canvas.shifted)
+  seeds = g * length // b * first
+  if stage == 'opd':
+    seeds = g * length if section.get('ar_weight') else seeds
+    noisy = rows * m * (b - first)
+  else:
+    noisy = min(g * length, rows * m * b)
+  work = flops.canvas(n, batch['prompt'].shape[1], rows, length, m, b,
+                      seeds + noisy)
+  if section.cft_weight:
+    work += _records_work(section, canvas, batch['supervised'])
+  return work
+
+
+def _records_work(section: Mapping[str, Any], canvas: canvas_lib.CanvasConfig,
+                  batch: Mapping[str, Any]) -> flops.Work:
+  n, g, length = batch['response'].shape
+  b, pairs = canvas.block_size, section.get('mask_pairs', 1)
+  blocks = length // b + bool(section.get('random_offset'))
+  if b == 1 and canvas.shifted:  # every token is a seed
+    return flops.canvas(n, batch['prompt'].shape[1], g, length, 0, 1,
+                        g * length)
+  clean = length if section.get('ar_weight') else blocks * int(canvas.shifted)
+  return flops.canvas(n, batch['prompt'].shape[1], g, length,
+                      2 * pairs * blocks, b, g * (clean + length * pairs))
+
+
+def update_flops(setting: Setting, stage: str,
+                 batch: Mapping[str, Any]) -> int:
+  """FLOPs of an update, see `models/flops.py`; nothing recomputed counts."""
+  work = update_work(setting, stage, batch)
+  count = flops.update(setting.model.config, work)
+  if stage == 'opd':  # the teacher's logits of the same rows, no gradient
+    count += flops.forward(setting.model.config,
+                           flops.Work(0, 0, work.head_rows))
+  return count

@@ -189,7 +189,7 @@ def _prompts(experiment: experiment_lib.Experiment,
 def _train(experiment: experiment_lib.Experiment, stage: str, params: Any,
            batches: loop.Batches | loop.Rounds) -> None:
   """Trains one stage, validating by decoding."""
-  section, canvas = experiment.config[stage], losses.canvas_of(experiment, stage)
+  section = experiment.config[stage]
   validation = experiment.eval_batches(
       'validation', experiment.config.evaluate.batch_size,
       section.eval_requests)
@@ -206,8 +206,9 @@ def _train(experiment: experiment_lib.Experiment, stage: str, params: Any,
     rollout = responses.decode_split(
         experiment.model, params, validation,
         rule=commit.Threshold(threshold),
-        vocabulary=experiment.vocabulary, canvas=canvas,
-        config=decode_config, mesh=experiment.mesh)
+        vocabulary=experiment.vocabulary,
+        canvas=losses.canvas_of(experiment, stage), config=decode_config,
+        mesh=experiment.mesh)
     wanted = targets[:len(rollout.length)]
     outcome = responses.outcome(
         stage, rollout, experiment.parser, wanted,
@@ -219,10 +220,12 @@ def _train(experiment: experiment_lib.Experiment, stage: str, params: Any,
         'tokens_per_forward': outcome.tokens.sum() / outcome.calls.sum()}
 
   loop.train(
-      stage=stage, loss_fn=losses.loss_of(experiment, stage), params=params, batches=batches,
-      validate=validate, config=section, workdir=experiment.workdir,
-      mesh=experiment.mesh, rules=transformer.RULES,
-      seed=experiment.config.seed)
+      stage=stage, loss_fn=losses.loss_of(experiment, stage), params=params,
+      batches=batches, validate=validate, config=section,
+      workdir=experiment.workdir, mesh=experiment.mesh, rules=transformer.RULES,
+      seed=experiment.config.seed,
+      flops_of=functools.partial(losses.update_flops, experiment, stage),
+      profile_steps=experiment.config.get('profile_steps', ()))
 
 
 _RUN = {'prepare': prepare, 'mid_train': mid_train, 'ar_sft': ar_sft,
