@@ -16,10 +16,13 @@ from collections.abc import Mapping
 import json
 import math
 import pathlib
-import runpy
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
-import ml_collections
+from dgr2_jax.tools import plan
+from dgr2_jax.training import chips
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOUND = pathlib.Path(__file__).with_name('scaling.json')
@@ -39,31 +42,8 @@ SLICES = {
 }
 
 
-def config_of(size: str, devices: int) -> ml_collections.ConfigDict:
-  """The published hyper-parameters, split over all chips.
-
-  One request a chip at a time; the prompt is the paper's average.
-  """
-  from dgr2_jax.tools import plan
-
-  config = runpy.run_path(
-      str(ROOT / 'configs' / 'beauty_qwen3_8b.py'))['get_config']()
-  config.data.path = 'planned'
-  plan.take_shape(config, size)
-  config.prompt.max_prompt = 2215  # paper
-  config.mesh = dict(data=1, fsdp=-1, tensor=1)
-  for stage in STAGES:
-    config[stage].accumulate = max(1, config[stage].batch_size // devices)
-  # A row holds all canvases of a response: ten steps a block, or one of each.
-  config.rl.rollout.canvases_per_row = 50
-  config.opd.rollout.canvases_per_row = 5
-  return config
-
-
 def least_bytes(size: str, devices: int) -> float:
   """Parameters, two moments and a gradient in float32, split over the chips."""
-  from dgr2_jax.tools import plan
-
   s = plan.QWEN3[size]
   layer = s['width'] * (2 * s['num_heads'] * 128 + 2 * 8 * 128
                         + 3 * s['mlp_dim'])
@@ -72,26 +52,35 @@ def least_bytes(size: str, devices: int) -> float:
 
 
 def search(found: dict[str, Any], size: str, stage: str, name: str) -> None:
-  """Compiles for slices of a chip until one fits; saves after each."""
-  from dgr2_jax.tools import plan
-  from dgr2_jax.training import chips
-
+  """Plans slices of a chip until one fits; saves after each."""
   for shape in SLICES[name]:
     key, devices = f'{size}/{stage}/{name}:{shape}', math.prod(
         map(int, shape.split('x')))
     if least_bytes(size, devices) > chips.named(name).memory:
       continue
     if key not in found:
-      config = config_of(size, devices)
-      if config[stage].batch_size % devices:
-        return
-      chip, devices_ = plan.devices(f'{name}:{shape}')
-      found[key] = plan.measure(config, stage, chip, devices_)
-      print(plan.text(found[key]), flush=True)
+      found[key] = _plan(size, stage, f'{name}:{shape}', devices)
       FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + '\n',
                        encoding='utf-8')
     if found[key]['fits']:
       return
+
+
+def _plan(size: str, stage: str, topology: str,
+          devices: int) -> dict[str, Any]:
+  """In a process of its own: the compiler may abort it."""
+  with tempfile.NamedTemporaryFile(suffix='.json') as output:
+    done = subprocess.run(
+        [sys.executable, '-m', 'dgr2_jax.tools.plan',
+         f'--config={pathlib.Path(__file__).with_name("config.py")}'
+         f':{size},{devices}', f'--topology={topology}', f'--stages={stage}',
+         f'--output={output.name}'], cwd=ROOT, check=False)
+    if done.returncode < 0:
+      return {'fits': False, 'error': 'the compiler aborted'}
+    content = pathlib.Path(output.name).read_text(encoding='utf-8')
+  if not content:
+    sys.exit(f'error: {topology} could not be planned, see above.')
+  return json.loads(content)[0]
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -135,9 +124,6 @@ def main() -> None:
   found = json.loads(FOUND.read_text('utf-8')) if FOUND.exists() else {}
   cells = [f'{size}/{stage}/{name}' for size in SIZES for stage in STAGES
            for name in SLICES]
-  from dgr2_jax.tools import plan
-
-  plan.set_up()
   for cell in args.only if args.only is not None else cells:
     if cell not in cells:
       parser.error(f'{cell}: expected one such as {cells[0]}')

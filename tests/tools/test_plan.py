@@ -27,6 +27,7 @@ from dgr2_jax.training import sharding
 from dgr2_jax.training import validation
 
 ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = runpy.run_path(str(ROOT / 'experiments' / 'scaling' / 'config.py'))
 SCALING = runpy.run_path(str(ROOT / 'experiments' / 'scaling' / 'scaling.py'))
 
 
@@ -190,7 +191,7 @@ def test_chips_by_what_jax_calls_them(kind, name):
 
 @pytest.mark.parametrize('size', sorted(plan.QWEN3))
 def test_published_shapes_pass_the_checks_of_training(size):
-  config = SCALING['config_of'](size, 8)
+  config = CONFIG['get_config'](f'{size},8')
   validation.check(config)
   setting = setting_of(config)
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(
