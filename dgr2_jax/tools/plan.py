@@ -34,23 +34,10 @@ import ml_collections
 from ml_collections import config_flags
 import numpy as np
 
-from dgr2_jax.models import huggingface
 from dgr2_jax.training import abstract
 from dgr2_jax.training import chips
 from dgr2_jax.training import sharding
 from dgr2_jax.training import validation
-
-# Of the models' config.json.
-QWEN3 = {
-    '0.6b': dict(num_layers=28, width=1024, num_heads=16, mlp_dim=3072,
-                 tie_embeddings=True),
-    '1.7b': dict(num_layers=28, width=2048, num_heads=16, mlp_dim=6144,
-                 tie_embeddings=True),
-    '4b': dict(num_layers=36, width=2560, num_heads=32, mlp_dim=9728,
-               tie_embeddings=True),
-    '8b': dict(num_layers=36, width=4096, num_heads=32, mlp_dim=12288,
-               tie_embeddings=False),
-}
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file of configs/; its fields can be set as in training.')
@@ -58,7 +45,7 @@ _TOPOLOGY = flags.DEFINE_string(
     'topology', None, 'CHIP:SHAPE for TPUs, such as v5e:4x4 or v5p:2x2x4; '
     'CHIP:COUNT for GPUs, such as h100:8; cpu:COUNT for simulated devices.')
 _QWEN3 = flags.DEFINE_enum(
-    'qwen3', None, sorted(QWEN3), "A published model's shape, in place of "
+    'qwen3', None, sorted(abstract.QWEN3), "A published model's shape, in place of "
     "config.model's and without its checkpoint.")
 _STAGES = flags.DEFINE_list(
     'stages', None, "Stages of the config's recipe; all that train by default.")
@@ -67,14 +54,6 @@ _NUM_SLICES = flags.DEFINE_integer(
 _STEPS = flags.DEFINE_float(
     'steps_per_block', 10., 'Denoising steps a block that rollouts take.')
 _OUTPUT = flags.DEFINE_string('output', None, 'A JSON file to write.')
-
-
-def take_shape(config: ml_collections.ConfigDict, size: str) -> None:
-  """Gives `config.model` the shape of a Qwen3; how it computes stays."""
-  free = {k: v for k, v in config.model.items() if k in huggingface.FREE}
-  config.model = dict(
-      QWEN3[size], num_kv_heads=8, head_dim=128, rope_theta=1e6, norm_eps=1e-6,
-      qk_norm=True, attention_bias=False, **free)
 
 
 def devices(topology: str, num_slices: int = 1) -> tuple[
@@ -322,7 +301,7 @@ def main(argv: Sequence[str]) -> None:
     if 'data' in config and not config.data.get('path'):
       config.data.path = 'planned'  # nothing is read
     if _QWEN3.value:
-      take_shape(config, _QWEN3.value)
+      abstract.take_shape(config, _QWEN3.value)
     elif directory := config.model.get('huggingface'):
       if not (pathlib.Path(directory) / 'config.json').exists():
         raise ValueError(f'config.model.huggingface={directory} holds no '

@@ -43,6 +43,26 @@ from dgr2_jax.training import step as step_lib
 STAGES = ('ar_sft', 'ar_rl', 'cft', 'opd', 'rl')
 _QWEN3_IDS = 151669  # of text and special tokens; later rows are not used
 
+# Of the models' config.json.
+QWEN3 = {
+    '0.6b': dict(num_layers=28, width=1024, num_heads=16, mlp_dim=3072,
+                 tie_embeddings=True),
+    '1.7b': dict(num_layers=28, width=2048, num_heads=16, mlp_dim=6144,
+                 tie_embeddings=True),
+    '4b': dict(num_layers=36, width=2560, num_heads=32, mlp_dim=9728,
+               tie_embeddings=True),
+    '8b': dict(num_layers=36, width=4096, num_heads=32, mlp_dim=12288,
+               tie_embeddings=False),
+}
+
+
+def take_shape(config: ml_collections.ConfigDict, size: str) -> None:
+  """Gives `config.model` the shape of a Qwen3; how it computes stays."""
+  free = {k: v for k, v in config.model.items() if k in huggingface.FREE}
+  config.model = dict(
+      QWEN3[size], num_kv_heads=8, head_dim=128, rope_theta=1e6, norm_eps=1e-6,
+      qk_norm=True, attention_bias=False, **free)
+
 
 class Setting:
   """A `losses.Setting` without data, and the lengths of its arrays.

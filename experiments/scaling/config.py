@@ -12,17 +12,17 @@ import runpy
 
 import ml_collections
 
-from dgr2_jax.tools import plan
+from dgr2_jax.training import abstract
 
 _BASE = pathlib.Path(__file__).parents[2] / 'configs' / 'beauty_qwen3_8b.py'
 
 
 def get_config(variant: str = '8b,8') -> ml_collections.ConfigDict:
-  """The experiment; `variant` is a size of `plan.QWEN3` and the chips."""
+  """The experiment; `variant` is a size of `abstract.QWEN3` and the chips."""
   size, chips = variant.split(',')
   config = runpy.run_path(str(_BASE))['get_config']()
   config.data.path = 'planned'
-  plan.take_shape(config, size)
+  abstract.take_shape(config, size)
   config.prompt.max_prompt = 2215  # paper
   config.mesh = dict(data=1, fsdp=-1, tensor=1)
   for stage in ('cft', 'opd', 'rl'):

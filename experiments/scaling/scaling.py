@@ -21,7 +21,7 @@ import sys
 import tempfile
 from typing import Any
 
-from dgr2_jax.tools import plan
+from dgr2_jax.training import abstract
 from dgr2_jax.training import chips
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -44,7 +44,7 @@ SLICES = {
 
 def least_bytes(size: str, devices: int) -> float:
   """Parameters, two moments and a gradient in float32, split over the chips."""
-  s = plan.QWEN3[size]
+  s = abstract.QWEN3[size]
   layer = s['width'] * (2 * s['num_heads'] * 128 + 2 * 8 * 128
                         + 3 * s['mlp_dim'])
   tables = (1 if s['tie_embeddings'] else 2) * 151936 * s['width']
@@ -97,17 +97,21 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
-  too_small = []
+  """The first slice that fits; `<=` where a smaller one was not planned."""
+  too_small, skipped = '', ''
   for shape, slice_ in SLICES[name].items():
     cell = found.get(f'{size}/{stage}/{name}:{shape}')
     if cell and cell['fits']:
       total = max(x['total'] for x in cell['programs'].values())
       seconds = sum(x['seconds'] * x['runs']
                     for x in cell['programs'].values())
-      return f'{slice_}: {total / 1e9:.1f} GB, {seconds:.1f} s'
+      return f'{skipped}{slice_}: {total / 1e9:.1f} GB, {seconds:.1f} s'
     if cell:
-      too_small.append(slice_)
-  return f'above {too_small[-1]}' if too_small else '-'
+      too_small = f'above {slice_}'
+    elif least_bytes(size, math.prod(map(int, shape.split('x')))) <= (
+        chips.named(name).memory):
+      skipped = '<= '
+  return too_small or '-'
 
 
 def page(text: str, found: Mapping[str, Any]) -> str:

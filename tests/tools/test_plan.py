@@ -189,7 +189,7 @@ def test_chips_by_what_jax_calls_them(kind, name):
   assert chips.of_kind('cpu') is None
 
 
-@pytest.mark.parametrize('size', sorted(plan.QWEN3))
+@pytest.mark.parametrize('size', sorted(abstract.QWEN3))
 def test_published_shapes_pass_the_checks_of_training(size):
   config = CONFIG['get_config'](f'{size},8')
   validation.check(config)
@@ -208,3 +208,17 @@ def test_table_is_that_of_what_was_found():
   text = SCALING['PAGE'].read_text(encoding='utf-8')
   assert SCALING['page'](text, found) == text
   assert '| Qwen3-' in text
+
+
+def test_cells_of_the_table():
+  planned = lambda fits: {'fits': fits, 'programs': {
+      'update': {'total': 61e9, 'seconds': 2., 'runs': 1},
+      'rollout': {'total': 39e9, 'seconds': 3., 'runs': 2}}}
+  cell = lambda **shapes: SCALING['_cell'](
+      {f'8b/rl/v5p:{k[1:]}': planned(v) for k, v in shapes.items()},
+      '8b', 'rl', 'v5p')
+  assert cell() == '-'
+  assert cell(s2x2x1=True) == 'v5p-8: 61.0 GB, 8.0 s'
+  assert cell(s2x2x1=False, s2x2x2=True) == 'v5p-16: 61.0 GB, 8.0 s'
+  assert cell(s2x2x4=True) == '<= v5p-32: 61.0 GB, 8.0 s'
+  assert cell(s2x2x1=False) == 'above v5p-8'
