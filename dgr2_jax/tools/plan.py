@@ -45,8 +45,9 @@ _TOPOLOGY = flags.DEFINE_string(
     'topology', None, 'CHIP:SHAPE for TPUs, such as v5e:4x4 or v5p:2x2x4; '
     'CHIP:COUNT for GPUs, such as h100:8; cpu:COUNT for simulated devices.')
 _QWEN3 = flags.DEFINE_enum(
-    'qwen3', None, sorted(abstract.QWEN3), "A published model's shape, in place of "
-    "config.model's and without its checkpoint.")
+    'qwen3', None, sorted(abstract.QWEN3),
+    "A published model's shape, in place of config.model's and without its "
+    'checkpoint.')
 _STAGES = flags.DEFINE_list(
     'stages', None, "Stages of the config's recipe; all that train by default.")
 _NUM_SLICES = flags.DEFINE_integer(

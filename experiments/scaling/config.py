@@ -1,6 +1,7 @@
 """What `scaling.py` plans: a Qwen3 at the paper's shape on so many chips.
 
-    python -m dgr2_jax.tools.plan --config=experiments/scaling/config.py:8b,16 \\
+    python -m dgr2_jax.tools.plan \\
+        --config=experiments/scaling/config.py:8b,16 \\
         --topology=v5p:2x2x4 --stages=rl
 
 `beauty_qwen3_8b.py` with parameters split over all chips, one request a chip at

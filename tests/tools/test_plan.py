@@ -1,4 +1,4 @@
-"""The planner: shapes as in training, FLOPs as XLA's, nothing large on the way."""
+"""The planner: shapes as in training, FLOPs as XLA's, no large arrays."""
 
 import dataclasses
 import importlib.util
@@ -44,7 +44,8 @@ def config_of(**changes) -> ml_collections.ConfigDict:
     c[stage].update(batch_size=1, head_chunk=8)
   for stage in ('opd', 'rl'):
     c[stage].update(cft_weight=0.)
-    c[stage].rollout.update(num_rollouts=3, canvases_per_row=12, canvases='all')
+    c[stage].rollout.update(num_rollouts=3, canvases_per_row=12,
+                            canvases='all')
   c.update_from_flattened_dict(
       {k.replace('__', '.'): v for k, v in changes.items()})
   return c
@@ -60,7 +61,8 @@ def update_of(stage, **changes):
   programs = abstract.programs(setting_of(config_of(**changes)), stage, 2.)
   text = programs[0].lower().compile().as_text()
   return [math.prod(map(int, filter(None, dims.split(','))))
-          for dims in re.findall(r'(?:f32|bf16|pred|s32|u32)\[([\d,]*)\]', text)]
+          for dims in re.findall(
+              r'(?:f32|bf16|pred|s32|u32)\[([\d,]*)\]', text)]
 
 
 @pytest.mark.parametrize('stage', ['opd', 'rl'])
