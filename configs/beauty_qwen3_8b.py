@@ -46,6 +46,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
                  remat='full', unroll_layers=False, canvas_chunk=1)
   c.canvas.block_size = 32  # paper
   c.mesh = dict(data=-1, fsdp=8, tensor=1)
+  c.profile_steps = ()  # (5, 7): a profile of these steps, for XProf
 
   supervised = dict(batch_size=128, eval_requests=256, head_chunk=32,
                     reasoning_weight=0.5, answer_weight=1.0)  # paper: l_r < l_o

@@ -56,7 +56,7 @@ _SUPPORTED = {
     'quantization_config': None,
 }
 # Fields of ModelConfig that are free whatever the checkpoint is.
-_FREE = ('dtype', 'param_dtype', 'remat', 'unroll_layers', 'canvas_chunk')
+FREE = ('dtype', 'param_dtype', 'remat', 'unroll_layers', 'canvas_chunk')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,10 +195,10 @@ def model_config(section: Mapping[str, Any],
   directory = fields.pop('huggingface', '')
   if not directory:
     return transformer.ModelConfig(vocab_size=vocab_size, **fields)
-  if fixed := sorted(fields.keys() - set(_FREE)):
+  if fixed := sorted(fields.keys() - set(FREE)):
     raise ValueError(
         f'config.model.{fixed[0]} is fixed by model.huggingface: expected only '
-        f'{", ".join(_FREE)} beside it.')
+        f'{", ".join(FREE)} beside it.')
   return dataclasses.replace(
       read_config(directory), vocab_size=vocab_size, **fields)
 

@@ -4,6 +4,7 @@
       {"stage": "cft", "step": 40, "train/loss": 1.25, "timing": {...}}
       {"stage": "cft", "step": 40, "validation/ndcg@3": 0.47, "timing": {...}}
     DIR/tensorboard/<stage>/    the same values as curves
+    DIR/profile/<stage>/        of `config.profile_steps`, for XProf
 
 Everything but `timing` is a function of config and data. When a stage resumes
 from step s, its lines beyond s are dropped, so that a run that was killed
@@ -19,6 +20,7 @@ import math
 import os
 import pathlib
 import time
+from typing import Any
 
 from absl import logging
 import jax
@@ -59,6 +61,36 @@ class Clock:
       yield
     finally:
       self._paused += time.monotonic() - start
+
+
+class Profile:
+  """A profile of some steps, written by `jax.profiler`; of none by default."""
+
+  def __init__(self, directory: pathlib.Path, first: int = 0, last: int = 0):
+    """Args are the steps, counted from 1, and where their profile goes."""
+    self._directory = directory
+    self._first, self._last = first, last
+    self._running = False
+
+  def before(self, step: int) -> None:
+    """Starts with the first step, or with a later one of a resumed run."""
+    if self._first <= step <= self._last and not self._running:
+      jax.profiler.start_trace(self._directory)
+      self._running = True
+
+  def after(self, step: int, state: Any) -> None:
+    """Ends with the last step, when its `state` is there."""
+    if self._running and step >= self._last:
+      jax.block_until_ready(state)
+      self.close()
+      logging.info('A profile of the steps up to %d is in %s.', step,
+                   self._directory)
+
+  def close(self) -> None:
+    """Writes what was begun."""
+    if self._running:
+      self._running = False
+      jax.profiler.stop_trace()
 
 
 class MetricsWriter:
@@ -137,7 +169,8 @@ def _drop_after(path: pathlib.Path, stage: str, step: int) -> None:
 
 
 def progress(stage: str, step: int, steps: int, seconds: float, done: int,
-             values: Mapping[str, float], tokens: float | None) -> None:
+             values: Mapping[str, float], tokens: float | None,
+             mfu: float | None = None) -> None:
   """Logs a line such as
 
       cft 120/600 | loss 1.234 | 3.1 steps/s | 12.3k tokens/s | ETA 2m35s
@@ -150,6 +183,7 @@ def progress(stage: str, step: int, steps: int, seconds: float, done: int,
     done: steps since the last line.
     values: metrics; `loss` is shown.
     tokens: tokens in the last `done` steps, if known.
+    mfu: share of the chips' published peak, if known.
   """
   rate = done / max(seconds, 1e-9)
   parts = [f'{stage} {step}/{steps}']
@@ -160,6 +194,8 @@ def progress(stage: str, step: int, steps: int, seconds: float, done: int,
     per_second = tokens / max(seconds, 1e-9)
     parts.append(f'{per_second / 1e3:.1f}k tokens/s' if per_second >= 1e4
                  else f'{per_second:.0f} tokens/s')
+  if mfu is not None:
+    parts.append(f'MFU {mfu:.1%}')
   parts.append(f'ETA {duration((steps - step) / rate)}')
   logging.info('%s', ' | '.join(parts))
 

@@ -19,7 +19,7 @@ with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import functools
@@ -35,10 +35,10 @@ import ml_collections
 import numpy as np
 
 from dgr2_jax.training import checkpoints as checkpoints_lib
+from dgr2_jax.training import chips
 from dgr2_jax.training import interrupts
 from dgr2_jax.training import logging as metrics_logging
 from dgr2_jax.training import lora as lora_lib
-from dgr2_jax.training import optimizer as optimizer_lib
 from dgr2_jax.training import sharding
 from dgr2_jax.training import step as step_lib
 
@@ -78,7 +78,9 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
           batches: Batches | Rounds,
           validate: Callable[[Params], Mapping[str, float]],
           config: ml_collections.ConfigDict, workdir: pathlib.Path,
-          mesh: Mesh, rules: sharding.Rules, seed: int) -> Params:
+          mesh: Mesh, rules: sharding.Rules, seed: int,
+          flops_of: Callable[[Any], float] = lambda batch: 0.,
+          profile_steps: Sequence[int] = ()) -> Params:
   """Trains one stage to its end, going on where an earlier call stopped.
 
   Args:
@@ -86,8 +88,8 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
     loss_fn: a pure function, see `step.LossFn`. Logged values are means over
       the steps since the last line. A metric `tokens` (processed in the step)
       gives tokens/s.
-    params: initial parameters; when resuming not used but for shapes and, with
-      LoRA, as what is adapted.
+    params: initial parameters, deleted once training has its copy; when
+      resuming not used but for shapes and, with LoRA, as what is adapted.
     batches: this host's rows of every step's batch, or rounds of the policy's
       own responses.
     validate: the parameters -> metrics; called every `eval_every` steps, at the
@@ -100,6 +102,11 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
     mesh: from `sharding.make_mesh`.
     rules: parameter shardings, see `sharding.param_shardings`.
     seed: of everything that the loss draws.
+    flops_of: a batch -> FLOPs of its update, for MFU: their share of what the
+      chips could do in the time since the last line. Decoding of a round takes
+      time and does not count.
+    profile_steps: the first and the last step of a profile, counted from 1; it
+      is written to `workdir`/profile/`stage` and viewed with XProf.
 
   Returns:
     The best parameters by `best_metric`, restored from disk.
@@ -121,28 +128,33 @@ def train(*, stage: str, loss_fn: step_lib.LossFn, params: Params,
   checkpoints = checkpoints_lib.Checkpoints(
       workdir / 'checkpoints' / stage, config.keep)
   if not checkpoints.is_complete():
-    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints, seed)
+    run = _Run(stage, loss_fn, validate, config, mesh, checkpoints, seed,
+               flops_of)
     run.start(params, batches, rules)
-    run.to_end(batches, workdir)
+    run.to_end(batches, workdir, tuple(profile_steps))
     del run  # its state, before the best parameters need the memory
   shardings = sharding.param_shardings(mesh, params, rules)
-  best, params = checkpoints.restore_best(_abstract(params, shardings))
+  best, params = checkpoints.restore_best(sharding.abstract(params, shardings))
   logging.info('%s is complete; best %s %.4f at step %d.', stage,
                config.best_metric, best.value, best.step)
   return params
 
 
-def _abstract(tree: Any, shardings: Any) -> Any:
-  return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=s),
-      tree, shardings)
+def _delete(params: Params) -> None:
+  """Frees the devices' memory, whoever still holds the arrays."""
+  for x in jax.tree.leaves(params):
+    if isinstance(x, jax.Array) and not x.is_deleted():
+      x.delete()
 
 
 class _Run:
   """A stage's training between its start and its end."""
 
   def __init__(self, stage, loss_fn, validate, config, mesh, checkpoints,
-               seed):
+               seed, flops_of):
+    self._flops_of = flops_of
+    chip = chips.of_kind(mesh.devices.flat[0].device_kind)
+    self._peak = chip and chip.flops * mesh.size
     self._stage = stage
     self._loss_fn = loss_fn
     self._validate = validate
@@ -154,47 +166,26 @@ class _Run:
   def start(self, params: Params, batches: Batches | Rounds,
             rules: sharding.Rules) -> None:
     """Restores the newest usable checkpoint, or initialises."""
-    optimizer = optimizer_lib.make_optimizer(
-        self._config, optimizer_lib.of_stage(self._config))
-    self._lora = lora = optimizer_lib.of_stage(self._config).adapters()
-    rules = (*optimizer_lib.RULES, *rules)
-
-    def init(params):
-      base = None
-      if lora:
-        base, params = params, lora_lib.init(
-            params, jax.random.key(self._seed), lora)
-      return step_lib.TrainState(
-          step=jnp.int32(0), params=jax.tree.map(jnp.copy, params),
-          opt_state=optimizer.init(params),
-          sums={name: jnp.float32(0)
-                for name in ('loss', 'gradient_norm', *metrics)},
-          bad_step=jnp.int32(-1), base=jax.tree.map(jnp.copy, base))
-
     example = (batches.example() if hasattr(batches, 'collect')
                else dict(batches[0]))
-    with jax.set_mesh(self._mesh):
-      _, metrics = jax.eval_shape(
-          self._loss_fn, params, example, jax.random.key(self._seed))
-      abstract = jax.eval_shape(init, params)
-      shardings = sharding.param_shardings(self._mesh, abstract, rules)
-      self._step_fn = jax.jit(
-          step_lib.make_step(
-              self._loss_fn, optimizer, self._seed, rules,
-              self._config.get('accumulate', 1), lora),
-          in_shardings=(shardings, None),  # batches are placed already
-          out_shardings=shardings, donate_argnums=0)
-      self._merge = lora and jax.jit(
-          functools.partial(lora_lib.merge, config=lora),
-          out_shardings=shardings.base)
-    abstract = _abstract(abstract, shardings)
+    program = step_lib.program(self._loss_fn, params, example, self._config,
+                               self._mesh, rules, self._seed)
+    self._step_fn = program.update
+    self._lora = lora = program.lora
+    abstract, shardings = program.state, program.shardings
+    self._merge = lora and jax.jit(
+        functools.partial(lora_lib.merge, config=lora),
+        out_shardings=shardings.base)
     full = 'base' if lora else 'params'  # shaped like the model's
     restored = self._checkpoints.restore_latest(
         self._apart(abstract), getattr(abstract, full))
     if restored is None or lora:
       with jax.set_mesh(self._mesh):
-        self._state = jax.jit(init, out_shardings=shardings)(
-            jax.device_put(params, getattr(shardings, full)))
+        self._state = jax.jit(
+            program.init, out_shardings=shardings, donate_argnums=0)(
+                jax.device_put(params, getattr(shardings, full)))
+    else:
+      _delete(params)
     if restored is None:
       self._step, self._best = 0, None
       logging.info('%s starts: %s parameters, %s trained, %d steps.',
@@ -221,21 +212,27 @@ class _Run:
     with jax.set_mesh(self._mesh):
       return self._merge(self._state.base, self._state.params)
 
-  def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path) -> None:
+  def to_end(self, batches: Batches | Rounds, workdir: pathlib.Path,
+             profile_steps: tuple[int, ...] = ()) -> None:
     """Runs the remaining steps and marks the stage complete."""
     config, unit = self._config, getattr(batches, 'updates', 1)
     self._writer = metrics_logging.MetricsWriter(
         workdir, self._stage, -1 if self._saved is None else self._step)
-    with (contextlib.closing(self._writer), interrupts.Signals() as signals,
+    profile = metrics_logging.Profile(
+        workdir / 'profile' / self._stage, *profile_steps)
+    with (contextlib.closing(self._writer), contextlib.closing(profile),
+          interrupts.Signals() as signals,
           contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
-      self._clock_start, self._started = 0., self._step
+      self._clock_start, self._started, self._flops = 0., self._step, 0.
       if hasattr(batches, 'collect') and self._best is None:
         # A policy may not end worse than it begins.
         self._evaluate()
         self._save()
       for batch in loaded:
+        profile.before(self._step + 1)
         self._train_step(batch)
+        profile.after(self._step, self._state)
         last = self._step == config.steps
         if last or self._step % config.log_every == 0:
           self._log()
@@ -278,6 +275,8 @@ class _Run:
       if first:  # compilation is not training
         jax.block_until_ready(self._state.step)
         self._timed = self._step
+      else:
+        self._flops += self._flops_of(batch)
 
   def _check_finite(self) -> None:
     bad = int(self._state.bad_step)
@@ -304,14 +303,19 @@ class _Run:
     timing = {}
     if done := self._step - self._timed:
       tokens = means['tokens'] * done if 'tokens' in means else None
-      timing['steps_per_second'] = done / max(seconds, 1e-9)
+      seconds = max(seconds, 1e-9)
+      timing['steps_per_second'] = done / seconds
       if tokens is not None:
-        timing['tokens_per_second'] = tokens / max(seconds, 1e-9)
+        timing['tokens_per_second'] = tokens / seconds
+        timing['tokens_per_second_per_chip'] = (
+            tokens / seconds / self._mesh.size)
+      if self._peak and self._flops:
+        timing['mfu'] = self._flops / seconds / self._peak
       metrics_logging.progress(self._stage, self._step, self._config.steps,
-                               seconds, done, means, tokens)
+                               seconds, done, means, tokens, timing.get('mfu'))
     self._writer.write(self._step, {f'train/{k}': v for k, v in means.items()},
                        timing)
-    self._logged = self._timed = self._step
+    self._logged, self._timed, self._flops = self._step, self._step, 0.
     self._clock_start = self._clock.seconds()
 
   def _evaluate(self) -> bool:

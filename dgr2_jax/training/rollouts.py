@@ -74,6 +74,11 @@ class RolloutConfig:
         max_response=length, temperature=self.temperature, top_k=self.top_k,
         top_p=self.top_p, max_denoising_steps=self.max_denoising_steps)
 
+  def sampling(self, length: int) -> block_decoder.DecodeConfig:
+    """How the G responses of a request are sampled."""
+    return dataclasses.replace(
+        self.decoding(length), num_rollouts=self.num_rollouts)
+
 
 class Rollouts:
   """Decodes, parses and rewards; see the module.
@@ -115,8 +120,7 @@ class Rollouts:
     self._supervised = supervised
     self._targets = experiment.data.target_positions('train')
     self._limit = experiment.data.response_length
-    self._decode_config = dataclasses.replace(
-        config.decoding(self._limit), num_rollouts=config.num_rollouts)
+    self._decode_config = config.sampling(self._limit)
 
   def example(self) -> Batch:
     """An update batch of made-up responses: its fields, shapes and types."""

@@ -91,6 +91,13 @@ def param_shardings(mesh: Mesh, tree: Any, rules: Rules) -> Any:
   return jax.tree.map_with_path(leaf_sharding, tree)
 
 
+def abstract(tree: Any, shardings: Any) -> Any:
+  """Shapes and dtypes of `tree`, each with its sharding."""
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=s),
+      tree, shardings)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
   """Every device holds the whole array."""
   return NamedSharding(mesh, P())

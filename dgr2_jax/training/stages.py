@@ -19,8 +19,7 @@ again, but for `evaluate`. `ar_sft` and `cft` are one objective, and so are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-import dataclasses
+from collections.abc import Callable
 import functools
 import pathlib
 from typing import Any
@@ -38,25 +37,16 @@ from dgr2_jax.evaluation import evaluate as evaluate_lib
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
-from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
-from dgr2_jax.objectives import denoising
-from dgr2_jax.objectives import distillation
-from dgr2_jax.objectives import policy
 from dgr2_jax.objectives import rewards
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
+from dgr2_jax.training import losses
 from dgr2_jax.training import mid_training
 from dgr2_jax.training import rollouts
 from dgr2_jax.training import step as step_lib
-
-
-def fields_of(cls: type, section: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of `section` that the dataclass `cls` has."""
-  return {field.name: section[field.name]
-          for field in dataclasses.fields(cls) if field.name in section}
 
 
 def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -78,13 +68,12 @@ def ar_sft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   experiment = experiment_lib.Experiment(config, workdir)
   params = (experiment.initial_params() if config.recipe[0] == 'ar_sft'
             else experiment.restore(experiment.before('ar_sft')))
-  _denoise(experiment, 'ar_sft', params, canvas_lib.AUTOREGRESSIVE)
+  _denoise(experiment, 'ar_sft', params)
 
 
 def ar_rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """GR2's reinforcement learning of the AR re-ranker (arXiv 2602.07774)."""
-  experiment = experiment_lib.Experiment(config, workdir)
-  _reinforce(experiment, 'ar_rl', canvas_lib.AUTOREGRESSIVE)
+  _reinforce(experiment_lib.Experiment(config, workdir), 'ar_rl')
 
 
 def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -116,8 +105,7 @@ def add_mask_token(params: Any, vocabulary: vocabulary_lib.Vocabulary,
 def cft(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Conversion fine-tuning (arXiv 2607.01170, stage 1)."""
   experiment = experiment_lib.Experiment(config, workdir)
-  _denoise(experiment, 'cft', experiment.restore(experiment.before('cft')),
-           experiment.canvas)
+  _denoise(experiment, 'cft', experiment.restore(experiment.before('cft')))
 
 
 def opd(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -127,8 +115,7 @@ def opd(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
 def rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Reinforcement learning of the student (arXiv 2607.01170, stage 3)."""
-  experiment = experiment_lib.Experiment(config, workdir)
-  _reinforce(experiment, 'rl', experiment.canvas)
+  _reinforce(experiment_lib.Experiment(config, workdir), 'rl')
 
 
 def evaluate(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
@@ -136,36 +123,20 @@ def evaluate(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   evaluate_lib.evaluate(experiment_lib.Experiment(config, workdir))
 
 
-def _denoise(experiment: experiment_lib.Experiment, stage: str, params: Any,
-             canvas: canvas_lib.CanvasConfig) -> None:
+def _denoise(experiment: experiment_lib.Experiment, stage: str,
+             params: Any) -> None:
   """Trains with the denoising objective on the records."""
-  section = experiment.config[stage]
-  objective = denoising.DenoisingConfig(
-      **fields_of(denoising.DenoisingConfig, section))
-
-  def loss_fn(params, batch, key):
-    loss, measured = denoising.loss(
-        experiment.model, params, batch, key, canvas, objective,
-        experiment.vocabulary)
-    tokens = batch['prompt_length'].sum() + batch['response_length'].sum()
-    return (loss,), measured | {'tokens': tokens.astype(jnp.float32)}
-
-  _train(experiment, stage, canvas, loss_fn, params, experiment.train_batches(
-      section.batch_size, experiment.data.supervised_files()))
+  _train(experiment, stage, params, experiment.train_batches(
+      experiment.config[stage].batch_size, experiment.data.supervised_files()))
 
 
-def _reinforce(experiment: experiment_lib.Experiment, stage: str,
-               canvas: canvas_lib.CanvasConfig) -> None:
+def _reinforce(experiment: experiment_lib.Experiment, stage: str) -> None:
   """Trains with the policy gradient on the policy's own responses."""
-  section = experiment.config[stage]
-  objective = policy.PolicyConfig(**fields_of(policy.PolicyConfig, section))
-  temperature = section.rollout.temperature
   params = experiment.restore(experiment.before(stage))
-  replayed = functools.partial(
-      policy.replayed_logprobs, experiment.model, canvas=canvas,
-      vocabulary=experiment.vocabulary, temperature=temperature,
-      head_chunk=objective.head_chunk)
-  reference, score = params if objective.kl_weight else None, jax.jit(replayed)
+  score = jax.jit(losses.replayed_logprobs(experiment, stage))
+  reference = None
+  if experiment.config[stage].kl_weight:
+    reference = jax.tree.map(jnp.copy, params)  # training donates `params`
 
   def annotate(batch):
     if reference is None:
@@ -173,90 +144,43 @@ def _reinforce(experiment: experiment_lib.Experiment, stage: str,
     with jax.set_mesh(experiment.mesh):
       return batch | {'reference_logprob': score(reference, batch)}
 
-  records, mixed_in = _supervision(experiment, section, canvas)
-
-  def loss_fn(params, batch, key):
-    loss, measured = policy.loss(
-        experiment.model, params, batch, canvas, objective,
-        experiment.vocabulary, temperature)
-    other, more = mixed_in(params, batch, key)
-    return (loss, *other), measured | more | rollouts.measured(batch)
-
-  _train(experiment, stage, canvas, loss_fn, params, rollouts.Rollouts(
-      experiment, stage, canvas, _prompts(experiment, section),
-      rollouts.RolloutConfig(**section.rollout),
-      rewards.RewardConfig(**section.reward), annotate, supervised=records))
+  _train(experiment, stage, params, _rollouts(experiment, stage, annotate))
 
 
 def _distil(experiment: experiment_lib.Experiment) -> None:
   """Trains with the divergence from the teacher on the student's responses."""
-  section, canvas = experiment.config.opd, experiment.canvas
-  objective = distillation.DistillationConfig(
-      **fields_of(distillation.DistillationConfig, section))
-  model, vocabulary = experiment.model, experiment.vocabulary
-  teacher_model = model
-  candidates = experiment.candidate_ids()
-  teacher = None
-  if section.teacher != 'self':
-    dtype = section.get('teacher_dtype')
-    teacher = experiment.restore(
-        experiment.before('convert') if section.teacher == 'ar'
-        else section.teacher, dtype)
-    if dtype:
-      teacher_model = transformer.Transformer(dataclasses.replace(
-          model.config, dtype=dtype, param_dtype=dtype))
-
-  @jax.jit
-  def clean_states(params, batch):
-    return canvas_lib.states(
-        teacher_model, params, canvas_lib.autoregressive(
-            batch['prompt'], batch['prompt_length'], batch['response']),
-        vocabulary.mask_id, canvas_lib.AUTOREGRESSIVE).clean
+  section = experiment.config.opd
+  teacher = None if section.teacher == 'self' else experiment.restore(
+      experiment.before('convert') if section.teacher == 'ar'
+      else section.teacher, section.get('teacher_dtype'))
+  clean_states = jax.jit(losses.teacher_states(experiment))
 
   def annotate(batch):
     if teacher is None:
       return batch
     with jax.set_mesh(experiment.mesh):
       states = clean_states(teacher, {
-          k: batch[k] for k in ('prompt', 'prompt_length', 'response')})
-    head = {k: v for k, v in teacher.items() if k != 'layers'}
-    return batch | {'teacher_states': states, step_lib.FROZEN: head}
+          k: batch[k] for k in losses.TEACHER_READS})
+    return batch | {'teacher_states': states,
+                    step_lib.FROZEN: losses.head_of(teacher)}
 
-  records, mixed_in = _supervision(experiment, section, canvas)
-
-  def loss_fn(params, batch, key):
-    loss, measured = distillation.loss(
-        model, params, batch, canvas, objective, vocabulary,
-        batch.get(step_lib.FROZEN), candidates)
-    other, more = mixed_in(params, batch, key)
-    return (loss, *other), measured | more | rollouts.measured(batch)
-
-  _train(experiment, 'opd', canvas, loss_fn,
-         experiment.restore(experiment.before('opd')), rollouts.Rollouts(
-             experiment, 'opd', canvas, _prompts(experiment, section),
-             rollouts.RolloutConfig(**section.rollout),
-             rewards.RewardConfig(**section.reward), annotate,
-             only_informative=False, supervised=records))
+  _train(experiment, 'opd', experiment.restore(experiment.before('opd')),
+         _rollouts(experiment, 'opd', annotate, only_informative=False))
 
 
-def _supervision(experiment: experiment_lib.Experiment,
-                 section: ml_collections.ConfigDict,
-                 canvas: canvas_lib.CanvasConfig):
-  """Batches of records, and the CFT loss of them that a stage mixes in."""
-  if not section.cft_weight:
-    return None, lambda params, batch, key: ((), {})
-  objective = denoising.DenoisingConfig(
-      **fields_of(denoising.DenoisingConfig, section))
-
-  def loss_fn(params, batch, key):
-    loss, _ = denoising.loss(
-        experiment.model, params, batch['supervised'], key, canvas, objective,
-        experiment.vocabulary)
-    return (loss.times(section.cft_weight),), {'cft_loss': loss}
-
-  return experiment.train_batches(
+def _rollouts(experiment: experiment_lib.Experiment, stage: str,
+              annotate: Callable[[rollouts.Batch], rollouts.Batch],
+              only_informative: bool = True) -> rollouts.Rollouts:
+  """Batches of the policy's responses, and of records that are mixed in."""
+  section = experiment.config[stage]
+  records = experiment.train_batches(
       section.batch_size, experiment.data.supervised_files(),
-      whole=True), loss_fn
+      whole=True) if section.cft_weight else None
+  return rollouts.Rollouts(
+      experiment, stage, losses.canvas_of(experiment, stage),
+      _prompts(experiment, section), rollouts.RolloutConfig(**section.rollout),
+      rewards.RewardConfig(**section.reward), annotate, only_informative,
+      supervised=records)
 
 
 def _prompts(experiment: experiment_lib.Experiment,
@@ -266,9 +190,8 @@ def _prompts(experiment: experiment_lib.Experiment,
       section.batch_size, [experiment.data.record_file('train')], whole=True)
 
 
-def _train(experiment: experiment_lib.Experiment, stage: str,
-           canvas: canvas_lib.CanvasConfig, loss_fn: step_lib.LossFn,
-           params: Any, batches: loop.Batches | loop.Rounds) -> None:
+def _train(experiment: experiment_lib.Experiment, stage: str, params: Any,
+           batches: loop.Batches | loop.Rounds) -> None:
   """Trains one stage, validating by decoding."""
   section = experiment.config[stage]
   validation = experiment.eval_batches(
@@ -287,8 +210,9 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
     rollout = responses.decode_split(
         experiment.model, params, validation,
         rule=commit.Threshold(threshold),
-        vocabulary=experiment.vocabulary, canvas=canvas,
-        config=decode_config, mesh=experiment.mesh)
+        vocabulary=experiment.vocabulary,
+        canvas=losses.canvas_of(experiment, stage), config=decode_config,
+        mesh=experiment.mesh)
     wanted = targets[:len(rollout.length)]
     outcome = responses.outcome(
         stage, rollout, experiment.parser, wanted,
@@ -300,10 +224,12 @@ def _train(experiment: experiment_lib.Experiment, stage: str,
         'tokens_per_forward': outcome.tokens.sum() / outcome.calls.sum()}
 
   loop.train(
-      stage=stage, loss_fn=loss_fn, params=params, batches=batches,
-      validate=validate, config=section, workdir=experiment.workdir,
-      mesh=experiment.mesh, rules=transformer.RULES,
-      seed=experiment.config.seed)
+      stage=stage, loss_fn=losses.loss_of(experiment, stage), params=params,
+      batches=batches, validate=validate, config=section,
+      workdir=experiment.workdir, mesh=experiment.mesh, rules=transformer.RULES,
+      seed=experiment.config.seed,
+      flops_of=functools.partial(losses.update_flops, experiment, stage),
+      profile_steps=experiment.config.get('profile_steps', ()))
 
 
 _RUN = {'prepare': prepare, 'mid_train': mid_train, 'ar_sft': ar_sft,

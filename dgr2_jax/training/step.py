@@ -12,16 +12,19 @@ stays the same too. A part takes every n-th row: no row moves between devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
 import jax.numpy as jnp
+import ml_collections
 import optax
 
 from dgr2_jax.models import partition
 from dgr2_jax.objectives import scoring
 from dgr2_jax.training import lora as lora_lib
+from dgr2_jax.training import optimizer as optimizer_lib
+from dgr2_jax.training import sharding
 
 Params = Any
 Metrics = dict[str, scoring.Mean | jax.Array]
@@ -97,6 +100,69 @@ def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
                            state.step + 1))
 
   return step
+
+
+class Program(NamedTuple):
+  """A stage's first state and its update, compiled or to be.
+
+  Attributes:
+    init: parameters -> the first state.
+    state: its shapes, each with its sharding.
+    update: jitted (state, batch) -> state; the state is donated.
+    lora: how `state.params` adapt `state.base`; None where they are the
+      model's own.
+  """
+  init: Callable[[Params], TrainState]
+  state: TrainState
+  update: Any
+  lora: lora_lib.LoraConfig | None
+
+  @property
+  def shardings(self) -> TrainState:
+    return jax.tree.map(lambda x: x.sharding, self.state)
+
+
+def program(loss_fn: LossFn, params: Params, example: Any,
+            config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh,
+            rules: partition.Rules, seed: int) -> Program:
+  """What trains a stage; shapes are enough to make it.
+
+  Args:
+    loss_fn: see `LossFn`.
+    params: the model's parameters, or their shapes.
+    example: a batch, or its shapes.
+    config: the stage's section, see `loop.train`.
+    mesh: from `sharding.make_mesh`.
+    rules: parameter shardings.
+    seed: see `make_step`.
+  """
+  choice = optimizer_lib.of_stage(config)
+  optimizer = optimizer_lib.make_optimizer(config, choice)
+  lora = choice.adapters()
+  rules = (*optimizer_lib.RULES, *rules)
+  key = jax.eval_shape(lambda: jax.random.key(seed))
+
+  def init(params):
+    base = None
+    if lora:
+      base, params = params, lora_lib.init(params, jax.random.key(seed), lora)
+    return TrainState(
+        step=jnp.int32(0), params=jax.tree.map(jnp.copy, params),
+        opt_state=optimizer.init(params),
+        sums={name: jnp.float32(0)
+              for name in ('loss', 'gradient_norm', *metrics)},
+        bad_step=jnp.int32(-1), base=jax.tree.map(jnp.copy, base))
+
+  with jax.set_mesh(mesh):
+    _, metrics = jax.eval_shape(loss_fn, params, example, key)
+    state = jax.eval_shape(init, params)
+    shardings = sharding.param_shardings(mesh, state, rules)
+    update = jax.jit(
+        make_step(loss_fn, optimizer, seed, rules,
+                  config.get('accumulate', 1), lora),
+        in_shardings=(shardings, None),  # batches are placed already
+        out_shardings=shardings, donate_argnums=0)
+  return Program(init, sharding.abstract(state, shardings), update, lora)
 
 
 def gradient(loss_fn: LossFn, params: Params, batch: dict[str, Any],

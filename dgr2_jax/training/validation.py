@@ -95,6 +95,11 @@ _WIDTHS = (
     lambda x: (isinstance(x, (tuple, list)) and len(x) > 0
                and all(_whole(1)[0](width) for width in x)),
     'one or more whole numbers of at least 1')
+_STEPS = (
+    lambda x: (isinstance(x, (tuple, list)) and (not x or (
+        len(x) == 2 and all(_whole(1)[0](step) for step in x)
+        and x[0] <= x[1]))),
+    'the first and the last step of a profile, from 1, or ()')
 _DTYPE = _one_of('float32', 'bfloat16', 'float16')
 # What a validation gives; see `stages`.
 _METRICS = _one_of(*metrics.METRICS, *rows.validity(None), 'reward',
@@ -103,6 +108,7 @@ _METRICS = _one_of(*metrics.METRICS, *rows.validity(None), 'reward',
 # Pattern over a field's whole name -> rule; the first that matches counts.
 _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'(.+\.)?seed', _whole(0, 2 ** 32 - 1)),
+    (r'profile_steps', _STEPS),
     (r'data\.min_count', _whole(1)),
     (r'data\.num_candidates', _whole(2)),
     (r'data\.max_train_requests', _whole(0)),

@@ -29,7 +29,8 @@ import ml_collections
 # at the end, but not what is trained. They may differ when a run is resumed,
 # and config.json is brought up to date; everything else is compared.
 _RESUMABLE = re.compile(
-    r'mesh\..+|.+\.keep|evaluate\.(?!(batch_size|max_denoising_steps)$).+')
+    r'mesh\..+|profile_steps|.+\.keep'
+    r'|evaluate\.(?!(batch_size|max_denoising_steps)$).+')
 
 # What only a stage that got somewhere leaves. Without any of it the config may
 # still be mended: nothing here was made with it.

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from dgr2_jax.models import attention as attention_lib
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import flops
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import denoising
@@ -299,24 +300,6 @@ def _row_loss(model, shape, config, vocabulary):
   return loss
 
 
-def matmul_flops(config: transformer.ModelConfig, tokens: int, pairs: int,
-                 head_rows: int) -> int:
-  """FLOPs of an update's matrix products; a multiply-add is two.
-
-      3 * [ layers * ( 2 T D (2 H F + 2 Hkv F + 3 E) + 4 A H F ) + 2 K D V ]
-
-  for T tokens, A pairs, K rows at the head and E the width of the MLP: query
-  and out, key and value, gate, up and down; scores and weighted values. The
-  backward pass takes two products for each of the forward's.
-  """
-  heads = config.num_heads * config.head_dim
-  kv_heads = config.num_kv_heads * config.head_dim
-  weights = config.width * (2 * heads + 2 * kv_heads + 3 * config.mlp_dim)
-  layer = 2 * tokens * weights + 4 * pairs * heads
-  head = 2 * head_rows * config.width * config.vocab_size
-  return 3 * (config.num_layers * layer + head)
-
-
 def xla_flops(layout: Layout, params: Any) -> int:
   """XLA's count for the lowered, not yet optimised update.
 
@@ -353,10 +336,10 @@ def measure(shape: Shape, config: transformer.ModelConfig,
              ('title', 'rows', 'tokens', 'pairs', 'visible', 'head_rows')}
     counts[name] = count | {
         'xla': xla_flops(layout, params),
-        'closed_form': matmul_flops(
-            config, layout.tokens, layout.pairs, layout.head_rows),
-        'closed_form_visible': matmul_flops(
-            config, layout.tokens, layout.visible, layout.head_rows)}
+        'closed_form': flops.update(config, flops.Work(
+            layout.tokens, layout.pairs, layout.head_rows)),
+        'closed_form_visible': flops.update(config, flops.Work(
+            layout.tokens, layout.visible, layout.head_rows))}
   ratios = []
   for label, above, below, limit in RATIOS:
     ratio = {field: counts[above][field] / counts[below][field]

@@ -36,7 +36,7 @@ from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import rewards
 from dgr2_jax.training import experiment as experiment_lib
-from dgr2_jax.training import stages
+from dgr2_jax.training import losses
 from dgr2_jax.training import variants
 
 HERE = pathlib.Path(__file__).parent
@@ -61,8 +61,8 @@ def sft_loss(model: transformer.Transformer,
 def response_nats(experiment: experiment_lib.Experiment, params: Any,
                   batches: list[dict[str, np.ndarray]]) -> float:
   """Mean loss of `ar_sft` on the teacher's responses."""
-  objective = denoising.DenoisingConfig(**stages.fields_of(
-      denoising.DenoisingConfig, experiment.config.ar_sft))
+  objective = losses.objective_of(
+      denoising.DenoisingConfig, experiment.config.ar_sft)
   return float(np.mean([
       sft_loss(experiment.model, objective, experiment.vocabulary, params,
                batch) for batch in batches if batch['valid'].all()]))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dgr2_jax.training import checkpoints
+from dgr2_jax.training import chips
 from dgr2_jax.training import loop
 from dgr2_jax.training import optimizer
 from dgr2_jax.training import sharding
@@ -320,3 +321,32 @@ def test_a_round_is_not_split(tmp_path, field):
     toy_run.train(tmp_path, batches=Rounds(), devices=jax.devices()[:1],
                   config=toy_run.get_config(
                       **{'checkpoint_every': 4, field: 5}))
+
+
+def test_utilisation_and_a_profile(tmp_path, monkeypatch, caplog):
+  chip = chips.Chip('toy', 'cpu', flops=1e3, memory=1., bandwidth=1., links=1.)
+  monkeypatch.setattr(chips, 'of_kind', lambda kind: chip)
+  config = toy_run.get_config(steps=6, log_every=3, eval_every=6,
+                              checkpoint_every=6)
+  with caplog.at_level('INFO', 'absl'):
+    toy_run.train(tmp_path, devices=jax.devices()[:1], config=config,
+                  flops_of=lambda batch: 10. * batch['x'].size,
+                  profile_steps=(2, 4))
+  timings = [json.loads(line)['timing'] for line in
+             (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+  for timing in (x for x in timings if 'mfu' in x):
+    # 10 FLOPs a number of a [16, 4] batch, of the thousand a second.
+    assert timing['mfu'] == pytest.approx(
+        timing['steps_per_second'] * 640 / 1e3, rel=1e-3, abs=1e-3)
+    assert timing['tokens_per_second_per_chip'] == timing['tokens_per_second']
+  assert sum('mfu' in x for x in timings) == 2
+  assert any('MFU' in message for message in caplog.messages)
+  assert list((tmp_path / 'profile' / 'toy').rglob('*.xplane.pb'))
+  assert 'A profile of the steps up to 4' in caplog.text
+
+
+def test_no_utilisation_of_an_unknown_chip(tmp_path):
+  toy_run.train(tmp_path, devices=jax.devices()[:1],
+                flops_of=lambda batch: 1.)
+  assert 'mfu' not in (tmp_path / 'metrics.jsonl').read_text()
+  assert not (tmp_path / 'profile').exists()

@@ -236,3 +236,16 @@ def test_optional_fields_that_are_wrong(stage, fields, message):
     config[stage][name] = value
   with pytest.raises(ValueError, match=message):
     validation.check(config)
+
+
+def test_profile_steps():
+  config = _config()
+  for steps in ((), (5, 5), (5, 7)):
+    config.profile_steps = steps
+    validation.check(config)
+  for steps in ((7, 5), (0, 2), (3,), 3):
+    with config.unlocked():
+      del config.profile_steps
+      config.profile_steps = steps
+    with pytest.raises(ValueError, match='profile_steps'):
+      validation.check(config)

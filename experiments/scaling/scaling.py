@@ -1,0 +1,139 @@
+"""What Qwen3 takes at the paper's shape: the smallest TPU slice that fits.
+
+    python experiments/scaling/scaling.py [--only 8b/cft/v5p ...]
+
+compiles (`dgr2_jax/tools/plan.py`) the programs of `cft`, `opd` and `rl` for
+slices of growing size until one fits, adds what it finds to scaling.json beside
+this file and writes the table into docs/scaling.md. What is in scaling.json is
+not compiled again. No TPU is needed, but its compiler (`pip install
+'dgr2_jax[tpu]'`), and on two cores some minutes a program.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from dgr2_jax.training import abstract
+from dgr2_jax.training import chips
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOUND = pathlib.Path(__file__).with_name('scaling.json')
+PAGE = ROOT / 'docs' / 'scaling.md'
+BEGIN, END = '<!-- experiments/scaling/scaling.json -->\n', '<!-- end -->\n'
+
+SIZES = ('0.6b', '1.7b', '4b', '8b')
+STAGES = ('cft', 'opd', 'rl')
+# By chip: shapes that can be had, and what Cloud TPU calls them.
+SLICES = {
+    'v5e': {'1x1': 'v5e-1', '2x2': 'v5e-4', '2x4': 'v5e-8', '4x4': 'v5e-16',
+            '4x8': 'v5e-32', '8x8': 'v5e-64', '8x16': 'v5e-128'},
+    'v5p': {'2x2x1': 'v5p-8', '2x2x2': 'v5p-16', '2x2x4': 'v5p-32',
+            '2x4x4': 'v5p-64', '4x4x4': 'v5p-128'},
+    'v6e': {'1x1': 'v6e-1', '2x2': 'v6e-4', '2x4': 'v6e-8', '4x4': 'v6e-16',
+            '4x8': 'v6e-32', '8x8': 'v6e-64', '8x16': 'v6e-128'},
+}
+
+
+def least_bytes(size: str, devices: int) -> float:
+  """Parameters, two moments and a gradient in float32, split over the chips."""
+  s = abstract.QWEN3[size]
+  layer = s['width'] * (2 * s['num_heads'] * 128 + 2 * 8 * 128
+                        + 3 * s['mlp_dim'])
+  tables = (1 if s['tie_embeddings'] else 2) * 151936 * s['width']
+  return 16 * (s['num_layers'] * layer + tables) / devices
+
+
+def search(found: dict[str, Any], size: str, stage: str, name: str) -> None:
+  """Plans slices of a chip until one fits; saves after each."""
+  for shape in SLICES[name]:
+    key, devices = f'{size}/{stage}/{name}:{shape}', math.prod(
+        map(int, shape.split('x')))
+    if least_bytes(size, devices) > chips.named(name).memory:
+      continue
+    if key not in found:
+      found[key] = _plan(size, stage, f'{name}:{shape}', devices)
+      FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + '\n',
+                       encoding='utf-8')
+    if found[key]['fits']:
+      return
+
+
+def _plan(size: str, stage: str, topology: str,
+          devices: int) -> dict[str, Any]:
+  """In a process of its own: the compiler may abort it."""
+  with tempfile.NamedTemporaryFile(suffix='.json') as output:
+    done = subprocess.run(
+        [sys.executable, '-m', 'dgr2_jax.tools.plan',
+         f'--config={pathlib.Path(__file__).with_name("config.py")}'
+         f':{size},{devices}', f'--topology={topology}', f'--stages={stage}',
+         f'--output={output.name}'], cwd=ROOT, check=False)
+    if done.returncode < 0:
+      return {'fits': False, 'error': 'the compiler aborted'}
+    content = pathlib.Path(output.name).read_text(encoding='utf-8')
+  if not content:
+    sys.exit(f'error: {topology} could not be planned, see above.')
+  return json.loads(content)[0]
+
+
+def table(found: Mapping[str, Any]) -> str:
+  """The table of docs/scaling.md."""
+  lines = ['| model | stage | ' + ' | '.join(SLICES) + ' |',
+           '|---|---|' + '---|' * len(SLICES)]
+  for size in SIZES:
+    for stage in STAGES:
+      cells = [_cell(found, size, stage, name) for name in SLICES]
+      if any(cell != '-' for cell in cells):
+        lines.append(f'| Qwen3-{size.upper()} | `{stage}` | '
+                     + ' | '.join(cells) + ' |')
+  return '\n'.join(lines) + '\n'
+
+
+def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
+  """The first slice that fits; `<=` where a smaller one was not planned."""
+  too_small, skipped = '', ''
+  for shape, slice_ in SLICES[name].items():
+    cell = found.get(f'{size}/{stage}/{name}:{shape}')
+    if cell and cell['fits']:
+      total = max(x['total'] for x in cell['programs'].values())
+      seconds = sum(x['seconds'] * x['runs']
+                    for x in cell['programs'].values())
+      return f'{skipped}{slice_}: {total / 1e9:.1f} GB, {seconds:.1f} s'
+    if cell:
+      too_small = f'above {slice_}'
+    elif least_bytes(size, math.prod(map(int, shape.split('x')))) <= (
+        chips.named(name).memory):
+      skipped = '<= '
+  return too_small or '-'
+
+
+def page(text: str, found: Mapping[str, Any]) -> str:
+  """docs/scaling.md with the table of `found` in its place."""
+  before, rest = text.split(BEGIN)
+  return before + BEGIN + '\n' + table(found) + '\n' + END + rest.split(END)[1]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--only', nargs='*', metavar='SIZE/STAGE/CHIP',
+                      help='cells of the table; all by default')
+  args = parser.parse_args()
+  found = json.loads(FOUND.read_text('utf-8')) if FOUND.exists() else {}
+  cells = [f'{size}/{stage}/{name}' for size in SIZES for stage in STAGES
+           for name in SLICES]
+  for cell in args.only if args.only is not None else cells:
+    if cell not in cells:
+      parser.error(f'{cell}: expected one such as {cells[0]}')
+    search(found, *cell.split('/'))
+    PAGE.write_text(page(PAGE.read_text('utf-8'), found), 'utf-8')
+
+
+if __name__ == '__main__':
+  main()
