@@ -27,28 +27,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import collections
 import dataclasses
-import functools
 import itertools
-import re
 
 import numpy as np
 
 from dgr2_jax.data import facts
-from dgr2_jax.data import faithfulness
 from dgr2_jax.data import interactions
 from dgr2_jax.data import parsing
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import tokens
 from dgr2_jax.data import traces
+from dgr2_jax.evaluation import claims as claims_lib
 
 CHECKS = ('form', 'shown', 'placed', 'pattern', 'facts', 'choice', 'grades',
           'novel')
-# The part of a pattern that speaks of candidates, not of the history.
-_WANTED = 'wanted_category'
-_WORD = re.compile(rf'{tokens.SEMANTIC_ID.pattern}|\w+')
-_LONGEST_PHRASE = 8  # words
-_LONGEST_NAME = 80  # characters of a category or brand that is not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +52,7 @@ class Truth:
     history: names of the purchases: SIDs, categories and brands, as the
       response form writes them.
     candidates: the same of every candidate, in the retriever's order.
-    pattern: what may be said, by part, see `Claims`.
+    pattern: what may be said, by part, see `claims.Claims`.
     facts: int [C, len(facts.FACTS)].
     titles: of all these items.
   """
@@ -70,34 +63,7 @@ class Truth:
   titles: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Claims:
-  """What a response's reasoning says.
-
-  Attributes:
-    of_history: names that it gives to purchases.
-    of_candidates: (position from zero or None for any, name).
-    elsewhere: names that it gives to neither.
-    malformed: whether parts of SIDs stand alone.
-    pattern: what is said by part of `traces.PATTERN`, or of the 'last' item;
-      '' for nothing.
-    levels: (position, fact, level), None being any above the lowest.
-    choice: position of the candidate named last; None for none.
-    grades: by candidate; empty for none.
-    repeats: whether it repeats itself; None where the form has no room to.
-  """
-  of_history: tuple[str, ...] = ()
-  of_candidates: tuple[tuple[int | None, str], ...] = ()
-  elsewhere: tuple[str, ...] = ()
-  malformed: bool = False
-  pattern: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  levels: tuple[tuple[int, str, int | None], ...] = ()
-  choice: int | None = None
-  grades: tuple[int, ...] = ()
-  repeats: bool | None = None
-
-
-def check(claims: Claims | None, truth: Truth, first: int | None,
+def check(claims: claims_lib.Claims | None, truth: Truth, first: int | None,
           order: Sequence[int] | None) -> dict[str, bool | None]:
   """Holds claims against the truth.
 
@@ -155,127 +121,6 @@ def follows(grades: Sequence[int], order: Sequence[int]) -> bool:
   return bool((np.diff(np.asarray(grades)[list(order)]) <= 0).all())
 
 
-def read_compact(names: Sequence[str], config: traces.TraceConfig,
-                 num_candidates: int) -> Claims | None:
-  """Claims of a dense trace, given its tokens before the answer's marker."""
-  trace = traces.read_dense(names, config, num_candidates)
-  if trace is None:
-    return None
-  pattern = {part: _something(name) for part, name in trace.pattern.items()}
-  return Claims(
-      **_owners(pattern), pattern=pattern,
-      levels=tuple((position, fact, level)
-                   for position, levels in enumerate(trace.levels)
-                   for fact, level in levels.items()),
-      choice=trace.choice, grades=trace.grades,
-      repeats=(len(set(trace.indices)) < len(trace.indices)
-               if trace.indices else None))
-
-
-def read_json(text: str, truth: Truth) -> Claims | None:
-  """Claims of an explanation: the template's sentences, or free text.
-
-  Args:
-    text: the explanation.
-    truth: its names tell where a category or brand ends in a sentence, and its
-      titles, which may say anything, are left out.
-
-  Returns:
-    None if the three steps or the conclusion are missing. What names a
-    candidate by a number that none has is at position -1.
-  """
-  steps = re.fullmatch(
-      r'\s*Pattern:(.*?)Complement:(.*?)Match:(.*)', text, re.DOTALL)
-  said = faithfulness.mentions(text, truth.titles)
-  if steps is None or said.conclusion is None:
-    return None
-  pattern, complement, match = (step.strip() for step in steps.groups())
-  purchases = tuple(tokens.SEMANTIC_ID.findall(pattern))
-  beside = tuple((n - 1, sid) for n, sid in said.named)
-  placed = {*purchases, *(sid for _, sid in beside)}
-  count = len(truth.candidates)
-  claims = Claims(
-      of_history=purchases, of_candidates=beside,
-      elsewhere=tuple(sid for sid in said.sids if sid not in placed),
-      malformed=(said.malformed
-                 or not all(1 <= n <= count for n in said.candidates)),
-      choice=said.conclusion - 1, repeats=repeats(text))
-  template = _read_template(pattern, complement, match, truth)
-  if template is None:
-    return claims
-  parts, levels, grades = template
-  return dataclasses.replace(
-      claims, **_owners(parts), pattern=parts, levels=levels, grades=grades)
-
-
-def _owners(pattern: Mapping[str, str]) -> dict[str, tuple]:
-  """To whom a pattern gives its names."""
-  return dict(
-      of_history=tuple(name for part, name in pattern.items()
-                       if name and part != _WANTED),
-      of_candidates=tuple((None, name) for part, name in pattern.items()
-                          if name and part == _WANTED))
-
-
-def repeats(text: str) -> bool:
-  """Whether a clause of three words stands twice, or a phrase runs thrice."""
-  clauses = [' '.join(_WORD.findall(clause.lower()))
-             for clause in re.split(r'[.;!?\n]', text)]
-  clauses = [clause for clause in clauses if clause.count(' ') >= 2]
-  if len(set(clauses)) < len(clauses):
-    return True
-  words = np.array(_WORD.findall(text.lower()), object)
-  worded = np.array([not word.isdigit() for word in words], bool)
-  for period in range(1, _LONGEST_PHRASE + 1):
-    same = words[period:] == words[:-period]
-    for begin in range(len(same) - 2 * period + 1):
-      run = slice(begin, begin + 2 * period)
-      if same[begin] and same[run].all() and worded[run].any():
-        return True
-  return False
-
-
-def _read_template(pattern: str, complement: str, match: str, truth: Truth):
-  """Pattern, levels and grades of `traces.prose`; None for other text."""
-  begun = re.fullmatch(
-      r'(there are no purchases to go by|the latest purchase is (?P<last>'
-      rf'{tokens.SEMANTIC_ID.pattern})(?: from (?P<last_category>{_name(truth)}'
-      rf'))?(?:, (?P<frequent_category>{_name(truth)}) is bought most)?'
-      rf'(?:, (?P<brand>{_name(truth)}) is the leading brand)?)\.', pattern,
-      re.DOTALL)
-  wanted = re.fullmatch(
-      r'(no type of product stands out|(?P<wanted_category>'
-      rf'{_name(truth)}) usually comes next)\.', complement, re.DOTALL)
-  listed = re.fullmatch(
-      r'(?P<facts>[^.]*)\.(?: Grades, 0 to \d+: (?P<grades>[\d, ]+)\.)?'
-      r' Candidate \d+ fits best\.', match)
-  if begun is None or wanted is None or listed is None:
-    return None
-  fact_of = {phrase: name for name, phrase in traces.PHRASES.items()}
-  levels = []
-  for part in listed['facts'].split('; '):
-    phrase, _, numbers = part.partition(': ')
-    if phrase in fact_of:
-      levels += [(int(n) - 1 if len(n) < 5 else -1, fact_of[phrase], None)
-                 for n in re.findall('[0-9]+', numbers)]
-  parts = {**begun.groupdict(), **wanted.groupdict()}
-  grades = tuple(int(g[:4]) for g in re.findall('[0-9]+',
-                                                listed['grades'] or ''))
-  return ({part: said or '' for part, said in parts.items()}, tuple(levels),
-          grades if len(grades) == len(truth.candidates) else ())
-
-
-@functools.lru_cache(maxsize=256)
-def _alternatives(names: frozenset[str]) -> str:
-  known = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
-  return f'(?:{known}|.{{1,{_LONGEST_NAME}}}?)'
-
-
-def _name(truth: Truth) -> str:
-  """A pattern of a category or brand: one that is shown, or any other."""
-  return _alternatives(truth.history.union(*truth.candidates))
-
-
 class Checker:
   """Checks the responses to the requests of a split."""
 
@@ -318,10 +163,13 @@ class Checker:
     parse = self._parser.strict(ids)
     lenient = self._parser.lenient(ids)
     if self._compact:
-      claims = read_compact(self._reasoning(ids), self._template.config.trace,
-                            len(truth.candidates))
+      claims = claims_lib.read_compact(
+          self._reasoning(ids), self._template.config.trace,
+          self._template.num_candidates)
     else:
-      claims = read_json(parse.explanation, truth)
+      claims = claims_lib.read_json(
+          parse.explanation, truth.history.union(*truth.candidates),
+          truth.titles, self._template.num_candidates)
     verdicts = check(claims, truth, lenient[0] if lenient else None,
                      parse.order)
     return np.array([np.nan if verdicts[name] is None else verdicts[name]
@@ -351,7 +199,7 @@ class Checker:
     if kind == 'sid':
       return tokens.semantic_id_text(self._semantic_ids[index].tolist())
     if self._compact:
-      return _something(
+      return claims_lib.something(
           tokens.category(item.categories, tokenizer) if kind == 'category'
           else tokens.brand(item.brand, tokenizer))
     if kind == 'brand':
@@ -377,9 +225,9 @@ def truth_of(request: requests_lib.Request, shown: int,
       i: frozenset(filter(None, (
           name(kind, i) for kind in ('sid', 'category', 'brand'))))
       for i in history + candidates}
-  follows_best = request.facts[:, facts.index('follows')]
-  wanted = [name('category', c) for c, level in zip(candidates, follows_best)
-            if level == follows_best.max() > 0]
+  levels = request.facts[:, facts.index('follows')]
+  wanted = [name('category', c) for c, level in zip(candidates, levels)
+            if level == levels.max() > 0]
   last = history[-1:]
   nothing = frozenset({''})
   return Truth(
@@ -396,11 +244,6 @@ def truth_of(request: requests_lib.Request, shown: int,
           'wanted_category': frozenset(wanted) or nothing},
       facts=request.facts,
       titles=tuple(items[i].title for i in history + candidates))
-
-
-def _something(name: str) -> str:
-  """A category or brand token; '' for the token of none."""
-  return '' if name in (tokens.NO_CATEGORY, tokens.NO_BRAND) else name
 
 
 def _most_frequent(values: Iterable[str]) -> frozenset[str]:
