@@ -98,7 +98,8 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
     checker: holds the reasoning of response i against request i.
   """
   incoming = tuple(range(num_candidates))
-  parses, lenient, answer_tokens, answer_calls = [], [], [], []
+  parses, lenient = [], []
+  answer_tokens, answer_calls, reasoning_calls = [], [], []
   for tokens, length, call in zip(rollout.tokens, rollout.length,
                                   rollout.call):
     parse = parser.strict(tokens[:length])
@@ -107,6 +108,7 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
     begin = length if parse.answer_start is None else parse.answer_start
     answer_tokens.append(length - begin)
     answer_calls.append(forwards_of(call[:length], begin))
+    reasoning_calls.append(forwards_of(call[:begin], 0))
   earned = rewards.rewards(parses, targets, rollout.length,
                            rollout.tokens.shape[-1], num_candidates, reward)
   return rows.RowOutcome(
@@ -115,7 +117,8 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
       failures=[p.failure for p in parses], tokens=rollout.length,
       calls=rollout.calls,
       answer_tokens=np.array(answer_tokens),
-      answer_calls=np.array(answer_calls), rewards=earned['reward'],
+      answer_calls=np.array(answer_calls),
+      reasoning_calls=np.array(reasoning_calls), rewards=earned['reward'],
       **_reasoning(rollout, checker))
 
 

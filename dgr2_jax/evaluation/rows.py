@@ -41,6 +41,7 @@ class RowOutcome:
     calls: int [n], model calls of the response, prefill and commits included.
     answer_tokens: int [n], tokens of the answer span.
     answer_calls: int [n], calls that its answer span took.
+    reasoning_calls: int [n], calls that the tokens before it took.
     rewards: float [n], what the responses earn; see `objectives/rewards.py`.
     reasoning: float [n, len(reasoning.CHECKS)]: 1 holds, 0 fails, NaN does not
       apply.
@@ -54,6 +55,7 @@ class RowOutcome:
   calls: np.ndarray | None = None
   answer_tokens: np.ndarray | None = None
   answer_calls: np.ndarray | None = None
+  reasoning_calls: np.ndarray | None = None
   rewards: np.ndarray | None = None
   reasoning: np.ndarray | None = None
   explanations: Sequence[str] | None = None
@@ -73,7 +75,8 @@ class RowOutcome:
         raise ValueError(f'{self.name}: {field}[{broken[0]}] is not a '
                          f'permutation: {orders[broken[0]].tolist()}')
     for field in ('failures', 'tokens', 'calls', 'answer_tokens',
-                  'answer_calls', 'rewards', 'reasoning', 'explanations'):
+                  'answer_calls', 'reasoning_calls', 'rewards', 'reasoning',
+                  'explanations'):
       value = getattr(self, field)
       if value is not None and len(value) != n:
         raise ValueError(
@@ -372,7 +375,12 @@ def _tokens_per_forward(outcome: RowOutcome) -> dict[str, float | None]:
       return None
     return float(np.sum(tokens) / np.sum(calls))
 
+  reasoning_tokens = None
+  if outcome.reasoning_calls is not None:
+    reasoning_tokens = outcome.tokens - outcome.answer_tokens
   return {
       'tokens_per_forward': ratio(outcome.tokens, outcome.calls),
+      'reasoning_tokens_per_forward': ratio(
+          reasoning_tokens, outcome.reasoning_calls),
       'answer_tokens_per_forward': ratio(
           outcome.answer_tokens, outcome.answer_calls)}

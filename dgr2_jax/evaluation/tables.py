@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import reasoning as reasoning_lib
 from dgr2_jax.evaluation import rows as rows_lib
 
 NONE = '–'
@@ -34,6 +35,10 @@ _LABELS = {
     'padding_share': 'padding among the tokens of a batch',
     'dropped_history_share': 'prompts that lost old history items',
 }
+
+
+# By span: all, before the answer, the answer.
+_TPF = ('TPF', 'reasoning TPF', 'answer TPF')
 
 
 class Cell(NamedTuple):
@@ -183,18 +188,51 @@ def validity(content: Mapping[str, Any]) -> Table:
     body.append((
         Cell(row['name']), *(Cell(number(row[rate])) for rate in rates),
         *(Cell(number(lenient.get(name))) for name in rows_lib.KEY_METRICS),
-        Cell(number(row['tokens_per_forward'], 2)),
-        Cell(number(row['answer_tokens_per_forward'], 2))))
+        *_tokens_per_forward(row)))
   return Table(
       'Validity',
       ('row', 'valid', 'duplicate', 'omission', 'out of set', 'overflow',
        'parsed', *(f'lenient {short(n)}' for n in rows_lib.KEY_METRICS),
-       'TPF', 'answer TPF'),
+       *_TPF),
       tuple(body),
       'Valid: exactly one permutation of the candidates. Each other response '
       'counts in one class, the first that applies. Lenient: metrics when '
       'broken answers are repaired instead of dropped. TPF: tokens per '
       'forward of the model, prefill and commit passes included.')
+
+
+def reasoning(content: Mapping[str, Any]) -> Table:
+  """How often what responses reason is true of their requests."""
+  rows = [row for row in content['rows'] if row.get('reasoning')]
+  names = [name for name in reasoning_lib.CHECKS
+           if any(name in row['reasoning'] for row in rows)]
+
+  def cell(found):
+    if found is None:
+      return Cell(NONE)
+    low, high = found['interval']
+    return Cell(number(found['rate']), f'{number(low)}–{number(high)}')
+
+  body = tuple(
+      (Cell(row['name']), *(cell(row['reasoning'].get(name))
+                            for name in names)) for row in rows)
+  return Table(
+      'Reasoning', ('row', *names), body,
+      'Share of the responses for which a check holds, of those that it '
+      'applies to, with its 95% interval. ' + ' '.join(
+          f'{name.capitalize()}: {_CHECKS[name]}.' for name in names)
+      + ' All but form: of reasoning that has its form.')
+
+
+_CHECKS = {
+    'form': 'the reasoning has its form',
+    'shown': 'all that it names is in the request',
+    'placed': 'purchases and candidates are not taken for each other',
+    'pattern': 'what it says of the history is so',
+    'facts': 'what it says of candidates are their facts',
+    'choice': 'the candidate that it names last is ranked first',
+    'grades': 'a permutation follows its grades',
+    'novel': 'it does not repeat itself'}
 
 
 def unconditional(content: Mapping[str, Any]) -> Table:
@@ -223,8 +261,7 @@ def frontier(content: Mapping[str, Any]) -> Table:
        *(metric_cell(point, name) for name in rows_lib.KEY_METRICS),
        *(_recovered(point, name) for name in rows_lib.KEY_METRICS),
        Cell(number(point['valid_rate'])),
-       Cell(number(point['tokens_per_forward'], 2)),
-       Cell(number(point['answer_tokens_per_forward'], 2)),
+       *_tokens_per_forward(point),
        Cell(number(point['tokens_per_second'], 0)),
        Cell(number(point['speedup'], 2)))
       for point in content['frontier'])
@@ -232,7 +269,7 @@ def frontier(content: Mapping[str, Any]) -> Table:
       'Quality and speed',
       ('row', 'decoding', 'n', *map(short, rows_lib.KEY_METRICS),
        *(f'kept {short(name)}' for name in rows_lib.KEY_METRICS), 'valid',
-       'TPF', 'answer TPF', 'tokens/s', 'speed-up'),
+       *_TPF, 'tokens/s', 'speed-up'),
       body,
       'Small: 95% interval of the paired difference to the ar mode of the '
       'same weights, which speed-up refers to as well; bold where it excludes '
@@ -326,3 +363,9 @@ def _recovered(row: Mapping[str, Any], name: str) -> Cell:
   share = (row['recovery'] or {}).get(name)
   return Cell(
       NONE if share is None else f'{100 * share:.0f}%'.replace('-', '−'))
+
+
+def _tokens_per_forward(entry: Mapping[str, Any]) -> list[Cell]:
+  """Cells of `_TPF`; earlier reports lack the one of the reasoning."""
+  return [Cell(number(entry.get(f'{span}tokens_per_forward'), 2))
+          for span in ('', 'reasoning_', 'answer_')]

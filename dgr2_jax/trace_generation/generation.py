@@ -17,7 +17,6 @@ import signal
 from absl import logging
 
 from dgr2_jax.data import prepare
-from dgr2_jax.data import prompts
 from dgr2_jax.trace_generation import cache as cache_lib
 from dgr2_jax.trace_generation import chat
 from dgr2_jax.trace_generation import questions
@@ -80,13 +79,10 @@ def _questions(
   """How many training requests a working directory has, and the questions."""
   config = workdir_lib.read_config(directory)
   data = prepare.load(config, directory / 'data')
-  template = prompts.Template(
-      prompts.PromptConfig.from_config(config.prompt), data.tokenizer,
-      data.items, data.semantic_ids, config.data.num_candidates)
   requests = questions.distinct(
       data.requests('train')[:max_requests or None], data.items)
   return len(requests), questions.write(
-      how, requests, template, data.items, data.semantic_ids)
+      how, requests, data.template, data.items, data.semantic_ids)
 
 
 async def _sample(

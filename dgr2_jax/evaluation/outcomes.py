@@ -1,0 +1,125 @@
+"""What every re-ranker did with every request, on disk: WORKDIR/responses.
+
+    requests.jsonl    {"request": "5f0c...", "target": 3, "history": [item],
+                      "candidates": [item]}
+    cft.jsonl         {"request": "5f0c...", "order": [3, 0, ...],
+                      "failure": "valid", "explanation": "..."}
+    rl-tau_0.9.jsonl  a point of the frontier
+
+A line a test request, in the same order in all files. `request` is a digest of
+its items (`data/generated.py`), so that runs on the same requests can be
+compared pair by pair; positions count from zero. An item is {"sid":, "title":,
+"categories": [...], "brand":}. `failure` and `explanation` are null and empty
+for rankers that write no response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from dgr2_jax.data import directory as directory_lib
+from dgr2_jax.data import generated
+from dgr2_jax.data import interactions
+from dgr2_jax.data import prepare
+from dgr2_jax.data import tokens
+from dgr2_jax.evaluation import rows as rows_lib
+from dgr2_jax.training import workdir as workdir_lib
+
+DIRECTORY = 'responses'
+REQUESTS = 'requests.jsonl'
+
+
+def file_name(row: str, mode: str | None = None,
+              threshold: float | None = None) -> str:
+  """The file of a row, or of a point of the frontier."""
+  if mode is None:
+    return f'{row}.jsonl'
+  how = mode if threshold is None else f'tau_{threshold:g}'
+  return f'{row}-{how}.jsonl'
+
+
+def write(workdir: pathlib.Path, data: prepare.Prepared, split: str,
+          outcomes: Mapping[str, rows_lib.RowOutcome]) -> None:
+  """Writes the requests of a split and outcomes by file name."""
+  directory = workdir / DIRECTORY
+  directory.mkdir(exist_ok=True)
+  requests = data.requests(split)
+  keys = [generated.fingerprint(r, data.items) for r in requests]
+  targets = data.target_positions(split).tolist()
+
+  def items(indices):
+    sids = (tokens.semantic_id_text(data.semantic_ids[i].tolist())
+            for i in indices)
+    return [{'sid': sid, **item}
+            for sid, item in zip(sids, data.describe(indices))]
+
+  _write(directory / REQUESTS, (
+      {'request': key, 'target': target, 'history': items(r.history),
+       'candidates': items(r.candidates)}
+      for key, target, r in zip(keys, targets, requests, strict=True)))
+  nothing = [None] * len(keys)
+  for name, outcome in outcomes.items():
+    _write(directory / name, (
+        {'request': key, 'order': order, 'failure': failure,
+         'explanation': explanation or ''}
+        for key, order, failure, explanation in zip(
+            keys, np.asarray(outcome.orders).tolist(),
+            outcome.failures or nothing, outcome.explanations or nothing,
+            strict=True)))
+
+
+def _write(path: pathlib.Path, lines: Iterable[Mapping[str, Any]]) -> None:
+  workdir_lib.write_text(
+      path, ''.join(json.dumps(line) + '\n' for line in lines))
+
+
+def read(path: str | os.PathLike, *fields: str) -> list[dict[str, Any]]:
+  """Reads one of the files.
+
+  Args:
+    path: the file.
+    *fields: that every line must have, beside `request`.
+
+  Raises:
+    interactions.DataError: it is missing, empty or malformed; the message gives
+      file, line and reason.
+  """
+  lines = []
+  for number, text in directory_lib.lines(path):
+    try:
+      line = json.loads(text)
+      missing = [f for f in ('request', *fields) if f not in line]
+    except (ValueError, TypeError, RecursionError) as e:
+      raise interactions.DataError(
+          f'{path}:{number}: malformed JSON: {e}') from e
+    if missing or not isinstance(line, dict):
+      raise interactions.DataError(
+          f'{path}:{number}: expected the fields {", ".join(fields)}.')
+    lines.append(line)
+  if not lines:
+    raise interactions.DataError(f'{path}: empty, expected one line a request.')
+  return lines
+
+
+def paired(paths: Iterable[str | os.PathLike], *fields: str
+           ) -> list[list[dict[str, Any]]]:
+  """Reads files that must be of the same requests.
+
+  Raises:
+    interactions.DataError: as `read`, or they are of other requests.
+  """
+  paths = list(paths)
+  files = [read(path, *fields) for path in paths]
+  keys = [[line['request'] for line in lines] for lines in files]
+  for path, other in zip(paths, keys):
+    if other != keys[0]:
+      raise interactions.DataError(
+          f'{path} and {paths[0]} are of different requests: expected runs on '
+          'the same test split.')
+  return files
