@@ -274,9 +274,7 @@ def readable(names: Sequence[str], config: TraceConfig,
   sentences = [f'{_OPENING[part]}: {_attribute(name)}.'
                for part, name in trace.pattern.items()]
   for position, levels in enumerate(trace.levels):
-    words = [f'{PHRASES[name]} {level} of '
-             f'{facts.FACTS[facts.index(name)].levels - 1}'
-             for name, level in levels.items()]
+    words = list(map(in_words, levels.keys(), levels.values()))
     words += [f'grade {grade}' for grade in trace.grades[position:][:1]]
     if words:
       sentences.append(f'Candidate {position + 1}: {", ".join(words)}.')
@@ -295,6 +293,12 @@ def _inside(name: str) -> str:
   if not (name.startswith('<|') and name.endswith('|>')):
     raise ValueError(name)
   return name[2:-2]
+
+
+def in_words(fact: str, level: int) -> str:
+  """A fact's level: 'popular 3 of 5'."""
+  highest = facts.FACTS[facts.index(fact)].levels - 1
+  return f'{PHRASES[fact]} {level} of {highest}'
 
 
 def _attribute_token(name: str, part: str) -> str:

@@ -1,7 +1,7 @@
 """What every re-ranker did with every request, on disk: WORKDIR/responses.
 
     requests.jsonl    {"request": "5f0c...", "target": 3, "history": [item],
-                      "candidates": [item]}
+                      "candidates": [{**item, "facts": {name: level}}]}
     cft.jsonl         {"request": "5f0c...", "order": [3, 0, ...],
                       "failure": "valid", "explanation": "..."}
     rl-tau_0.9.jsonl  a point of the frontier
@@ -15,7 +15,7 @@ for rankers that write no response.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import os
 import pathlib
@@ -24,10 +24,12 @@ from typing import Any
 import numpy as np
 
 from dgr2_jax.data import directory as directory_lib
+from dgr2_jax.data import facts
 from dgr2_jax.data import generated
 from dgr2_jax.data import interactions
 from dgr2_jax.data import prepare
 from dgr2_jax.data import tokens
+from dgr2_jax.data import traces
 from dgr2_jax.evaluation import rows as rows_lib
 from dgr2_jax.training import workdir as workdir_lib
 
@@ -53,15 +55,25 @@ def write(workdir: pathlib.Path, data: prepare.Prepared, split: str,
   keys = [generated.fingerprint(r, data.items) for r in requests]
   targets = data.target_positions(split).tolist()
 
+  config = data.template.config
+  evidence = [name for group in config.evidence for name in group.split('+')]
+  facts_of = {name: facts.index(name) for name in dict.fromkeys(
+      (*evidence, *config.trace.facts)) if name in traces.PHRASES}
+
   def items(indices):
     sids = (tokens.semantic_id_text(data.semantic_ids[i].tolist())
             for i in indices)
     return [{'sid': sid, **item}
             for sid, item in zip(sids, data.describe(indices))]
 
+  def candidates(request):
+    return [{**item, 'facts': {name: int(levels[column])
+                               for name, column in facts_of.items()}}
+            for item, levels in zip(items(request.candidates), request.facts)]
+
   _write(directory / REQUESTS, (
       {'request': key, 'target': target, 'history': items(r.history),
-       'candidates': items(r.candidates)}
+       'candidates': candidates(r)}
       for key, target, r in zip(keys, targets, requests, strict=True)))
   nothing = [None] * len(keys)
   for name, outcome in outcomes.items():
@@ -90,15 +102,14 @@ def read(path: str | os.PathLike, *fields: str) -> list[dict[str, Any]]:
     interactions.DataError: it is missing, empty or malformed; the message gives
       file, line and reason.
   """
-  lines = []
+  fields, lines = ('request', *fields), []
   for number, text in directory_lib.lines(path):
     try:
       line = json.loads(text)
-      missing = [f for f in ('request', *fields) if f not in line]
-    except (ValueError, TypeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:
       raise interactions.DataError(
           f'{path}:{number}: malformed JSON: {e}') from e
-    if missing or not isinstance(line, dict):
+    if not isinstance(line, dict) or any(f not in line for f in fields):
       raise interactions.DataError(
           f'{path}:{number}: expected the fields {", ".join(fields)}.')
     lines.append(line)
@@ -107,19 +118,13 @@ def read(path: str | os.PathLike, *fields: str) -> list[dict[str, Any]]:
   return lines
 
 
-def paired(paths: Iterable[str | os.PathLike], *fields: str
-           ) -> list[list[dict[str, Any]]]:
-  """Reads files that must be of the same requests.
-
-  Raises:
-    interactions.DataError: as `read`, or they are of other requests.
-  """
-  paths = list(paths)
-  files = [read(path, *fields) for path in paths]
-  keys = [[line['request'] for line in lines] for lines in files]
-  for path, other in zip(paths, keys):
-    if other != keys[0]:
+def check_same_requests(
+    files: Mapping[str | os.PathLike, Sequence[Mapping[str, Any]]]) -> None:
+  """Raises interactions.DataError if files, read, are of other requests."""
+  (first, lines), *others = files.items()
+  keys = [line['request'] for line in lines]
+  for path, lines in others:
+    if [line['request'] for line in lines] != keys:
       raise interactions.DataError(
-          f'{path} and {paths[0]} are of different requests: expected runs on '
+          f'{path} and {first} are of different requests: expected runs on '
           'the same test split.')
-  return files

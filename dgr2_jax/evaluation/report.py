@@ -104,7 +104,8 @@ def summary(content: Mapping[str, Any]) -> str:
     if table.rows:
       # Intervals of single rows would make the lines too long to read.
       parts += ['', table.title,
-                _columns(table, table is differences or table is stages)]
+                tables.as_text(
+                    table, table is differences or table is stages)]
   return '\n'.join(parts) + '\n'
 
 
@@ -188,22 +189,6 @@ def _plain(value: Any) -> Any:
   if value is None or isinstance(value, (bool, int, float)):
     return value
   return str(value)
-
-
-def _columns(table: tables.Table, show_small: bool) -> str:
-  """A table in aligned columns; a bold cell has a star."""
-  def text(cell):
-    small = f' {cell.small}' if cell.small and show_small else ''
-    return cell.text + small + ('*' if cell.strong else '')
-
-  lines = [list(table.columns)]
-  lines += [[text(cell) for cell in row] for row in table.rows]
-  widths = [max(map(len, column)) for column in zip(*lines)]
-  return '\n'.join(
-      '  '.join(word.ljust(width) if i < table.text_columns
-                else word.rjust(width)
-                for i, (word, width) in enumerate(zip(line, widths))).rstrip()
-      for line in lines)
 
 
 def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],

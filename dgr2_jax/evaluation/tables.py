@@ -58,6 +58,22 @@ class Table:
   text_columns: int = 1
 
 
+def as_text(table: Table, show_small: bool = True) -> str:
+  """A table in aligned columns; a bold cell has a star."""
+  def text(cell):
+    small = f' {cell.small}' if cell.small and show_small else ''
+    return cell.text + small + ('*' if cell.strong else '')
+
+  lines = [list(table.columns)]
+  lines += [[text(cell) for cell in row] for row in table.rows]
+  widths = [max(map(len, column)) for column in zip(*lines)]
+  return '\n'.join(
+      '  '.join(word.ljust(width) if i < table.text_columns
+                else word.rjust(width)
+                for i, (word, width) in enumerate(zip(line, widths))).rstrip()
+      for line in lines)
+
+
 def short(metric: str) -> str:
   """'recall@1' -> 'R@1', as papers abbreviate it."""
   return metric.replace('recall', 'R').replace('ndcg', 'N')

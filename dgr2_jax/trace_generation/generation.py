@@ -12,7 +12,6 @@ import asyncio
 import collections
 import json
 import pathlib
-import signal
 
 from absl import logging
 
@@ -69,7 +68,7 @@ def generate(
   count, asked = _questions(workdir, how, max_requests)
   with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
     outcome = asyncio.run(
-        _sample(config, endpoint, api_key, cache, asked, count))
+        settle(config, endpoint, api_key, cache, asked, count))
   _write(output, outcome, config)
 
 
@@ -85,29 +84,20 @@ def _questions(
       how, requests, data.template, data.items, data.semantic_ids)
 
 
-async def _sample(
+async def settle(
     config: sampling.SamplingConfig,
     endpoint: chat.EndpointConfig,
     api_key: str | None,
     cache: cache_lib.AnswerCache,
-    asked: Iterator[questions.Question],
+    asked: Iterator[sampling.Question],
     count: int) -> sampling.Outcome:
-  """Settles the questions, or stops cleanly at SIGINT and SIGTERM."""
+  """Settles questions, or stops cleanly at SIGINT and SIGTERM.
+
+  Raises:
+    NotComplete: some are left; what was answered is in the cache.
+  """
   stop = asyncio.Event()
-  task = asyncio.current_task()
-  signals = []
-
-  def handle(number: signal.Signals) -> None:
-    signals.append(number)
-    if len(signals) > 1:
-      task.cancel()
-    else:
-      logging.warning('%s: waiting for the answers under way; once more drops '
-                      'them.', number.name)
-      stop.set()
-
-  for number in (signal.SIGINT, signal.SIGTERM):
-    asyncio.get_running_loop().add_signal_handler(number, handle, number)
+  signals = chat.stop_at_signals(stop)
   async with chat.Client(endpoint, api_key, stop) as client:
     sampler = sampling.Sampler(config, client, cache, stop)
     try:
@@ -137,7 +127,7 @@ def _write(output: pathlib.Path, outcome: sampling.Outcome,
       **outcome.statistics(config),
       'requests_given_up': list(outcome.given_up.values())}, indent=1) + '\n')
   # In an order that does not depend on which answer came first.
-  traces = sorted(outcome.traces.values(),
+  traces = sorted(outcome.accepted.values(),
                   key=lambda line: (line['user'], line['position']))
   workdir_lib.write_text(output, ''.join(
       json.dumps(line) + '\n' for line in traces))
