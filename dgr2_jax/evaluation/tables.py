@@ -89,10 +89,10 @@ def percent(value: float | None) -> str:
   return NONE if value is None else f'{100 * value:.1f}%'
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = 3) -> str:
   """A difference with its sign; a true minus, and no minus before zero."""
-  text = f'{value:+.3f}'
-  return text.replace('-', '−') if float(text) else '0.000'
+  text = f'{value:+.{digits}f}'
+  return text.replace('-', '−') if float(text) else text[1:]
 
 
 def interval(bounds: Sequence[float]) -> str:
