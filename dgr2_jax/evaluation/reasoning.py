@@ -24,7 +24,7 @@ one against the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 import collections
 import dataclasses
 import itertools
@@ -237,17 +237,20 @@ def truth_of(request: requests_lib.Request, shown: int,
           'last': frozenset(name('sid', i) for i in last) or nothing,
           'last_category': frozenset(
               name('category', i) for i in last) or nothing,
-          'frequent_category': _most_frequent(
-              name('category', i) for i in history) or nothing,
-          'brand': _most_frequent(
-              name('brand', i) for i in history) or nothing,
+          # Counted before names: rare brands share one.
+          'frequent_category': frozenset(
+              name('category', i) for i in _most_frequent(
+                  [(i, items[i].categories) for i in history])) or nothing,
+          'brand': frozenset(
+              name('brand', i) for i in _most_frequent(
+                  [(i, items[i].brand) for i in history])) or nothing,
           'wanted_category': frozenset(wanted) or nothing},
       facts=request.facts,
       titles=tuple(items[i].title for i in history + candidates))
 
 
-def _most_frequent(values: Iterable[str]) -> frozenset[str]:
-  """The values, but for '', that are there most often."""
-  counts = collections.Counter(filter(None, values))
+def _most_frequent(values: Sequence[tuple[int, Hashable]]) -> list[int]:
+  """The items of (item, value) whose value is there most often, or none."""
+  counts = collections.Counter(value for _, value in values if value)
   most = max(counts.values(), default=0)
-  return frozenset(v for v, count in counts.items() if count == most)
+  return [item for item, value in values if value and counts[value] == most]

@@ -22,11 +22,12 @@ C = 10
 
 
 def _items(count=40):
-  """Ordinary ones: names with commas and points, some without a category."""
+  """Names with commas and points, many rare brands, some without any."""
   return [interactions.Item(
       f'id{i}', f'Gentle shampoo {i}',
       ('Root', f'Creams, No. {i % 5}') if i % 7 else (),
-      f'Dr. {i % 6}, Inc' if i % 4 else '') for i in range(count)]
+      f'Dr. {i % 6 + i % 2 * i}, Inc' if i % 4 else '')
+          for i in range(count)]
 
 
 def _checker(form, requests, **prompt):
@@ -108,7 +109,8 @@ def _dense():
 
 
 def _check_dense(names, first=FIRST, order=ORDER):
-  items = [interactions.Item(f'{i}', f'{i}', ('x',), 'y') for i in range(40)]
+  items = [interactions.Item(f'{i}', f'{i}', (f'{i % 8}',), f'{i % 8}')
+           for i in range(40)]
   truth = reasoning.truth_of(_request(), 4, items, _name)
   return reasoning.check(
       claims.read_compact(names, CONFIG, C), truth, first, order)
