@@ -100,8 +100,8 @@ def ask(pairs: Sequence[judging.Pair], endpoint: chat.EndpointConfig,
             **(extra_body or {})})
 
   outcome = asyncio.run(generation.settle(
-      config, endpoint, api_key, cache, questions(),
-      len(pairs) * len(judging.QUESTIONS)))
+      config, lambda stop: chat.Client(endpoint, api_key, stop), cache,
+      questions(), len(pairs) * len(judging.QUESTIONS)))
   answers = [{} for _ in pairs]
   for line in outcome.accepted.values():
     answers[line['pair']][line['question']] = line['answer']

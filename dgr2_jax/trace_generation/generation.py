@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import asyncio
 import collections
 import json
@@ -18,8 +18,10 @@ from absl import logging
 from dgr2_jax.data import prepare
 from dgr2_jax.trace_generation import cache as cache_lib
 from dgr2_jax.trace_generation import chat
+from dgr2_jax.trace_generation import own_model
 from dgr2_jax.trace_generation import questions
 from dgr2_jax.trace_generation import sampling
+from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
 
 
@@ -57,7 +59,56 @@ def generate(
     cache.CacheError: another run works on the same output.
     OSError: a file can't be written.
   """
-  if config.max_attempts > 1 and not how.temperature:
+  _check(output, how.temperature, config)
+  data = prepare.load(workdir_lib.read_config(workdir), workdir / 'data')
+  requests = questions.distinct(
+      data.requests('train')[:max_requests or None], data.items)
+  asked = questions.write(
+      how, requests, data.template, data.items, data.semantic_ids)
+  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
+    outcome = asyncio.run(settle(
+        config, lambda stop: chat.Client(endpoint, api_key, stop), cache,
+        asked, len(requests)))
+  _write(output, outcome, config)
+
+
+def generate_own(
+    workdir: pathlib.Path,
+    output: pathlib.Path,
+    how: own_model.ModelConfig,
+    max_attempts: int,
+    max_requests: int = 0) -> None:
+  """The same with the AR model of the working directory for an endpoint.
+
+  Args:
+    workdir: `how.stage` is complete there.
+    output: the file of traces; the others are named after it.
+    how: the model is asked.
+    max_attempts: answers to a question before it is given up.
+    max_requests: only the first so many; 0 is all.
+
+  Raises:
+    As `generate`.
+  """
+  config = sampling.SamplingConfig(max_attempts, how.batch_size)
+  _check(output, how.temperature, config)
+  experiment = experiment_lib.Experiment(
+      workdir_lib.read_config(workdir), workdir)
+  requests = questions.distinct(
+      experiment.data.requests('train')[:max_requests or None],
+      experiment.data.items)
+  asked = own_model.write(how, experiment, requests)
+  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
+    outcome = asyncio.run(settle(
+        config, lambda stop: own_model.Client(how, experiment, cache, stop),
+        cache, asked, len(requests)))
+  _write(output, outcome, config)
+
+
+def _check(output: pathlib.Path, temperature: float,
+           config: sampling.SamplingConfig) -> None:
+  """Raises ValueError for settings that can't work."""
+  if config.max_attempts > 1 and not temperature:
     raise ValueError(
         f'temperature is 0 and max_attempts {config.max_attempts}: the same '
         'answer would come again; expected a temperature above 0 or '
@@ -65,47 +116,37 @@ def generate(
   if not output.parent.is_dir():
     raise ValueError(
         f'output is {output}: {output.parent} is no directory.')
-  count, asked = _questions(workdir, how, max_requests)
-  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
-    outcome = asyncio.run(
-        settle(config, endpoint, api_key, cache, asked, count))
-  _write(output, outcome, config)
-
-
-def _questions(
-    directory: pathlib.Path, how: questions.QuestionConfig, max_requests: int
-) -> tuple[int, Iterator[questions.Question]]:
-  """How many training requests a working directory has, and the questions."""
-  config = workdir_lib.read_config(directory)
-  data = prepare.load(config, directory / 'data')
-  requests = questions.distinct(
-      data.requests('train')[:max_requests or None], data.items)
-  return len(requests), questions.write(
-      how, requests, data.template, data.items, data.semantic_ids)
 
 
 async def settle(
     config: sampling.SamplingConfig,
-    endpoint: chat.EndpointConfig,
-    api_key: str | None,
+    client: Callable[[asyncio.Event], chat.Client | own_model.Client],
     cache: cache_lib.AnswerCache,
     asked: Iterator[sampling.Question],
     count: int) -> sampling.Outcome:
   """Settles questions, or stops cleanly at SIGINT and SIGTERM.
+
+  Args:
+    config: how long and how fast to ask.
+    client: makes who answers, given what is set when it is to stop.
+    cache: keeps the answers.
+    asked: the questions.
+    count: how many they are.
 
   Raises:
     NotComplete: some are left; what was answered is in the cache.
   """
   stop = asyncio.Event()
   signals = chat.stop_at_signals(stop)
-  async with chat.Client(endpoint, api_key, stop) as client:
-    sampler = sampling.Sampler(config, client, cache, stop)
+  async with client(stop) as answers:
+    sampler = sampling.Sampler(config, answers, cache, stop)
     try:
       outcome = await sampler.run(asked, count)
     except asyncio.CancelledError:
       outcome = sampler.outcome
-    logging.info('%d requests to the endpoint, %d failed: %s.', client.tries,
-                 client.failures.total(), dict(client.failures.most_common()))
+    logging.info('%d questions sent, %d failed: %s.', answers.tries,
+                 answers.failures.total(),
+                 dict(answers.failures.most_common()))
   logging.info('%s', outcome.statistics(config))
   if outcome.error:
     raise NotComplete(outcome.error)
