@@ -43,7 +43,7 @@ _VALIDATION = tuple(f'validation/{name}' for name in (
     'recall@1', 'ndcg@3', 'valid_rate'))
 # The reward and its parts, which share an axis, and their names.
 _REWARDS = {'train/reward': 'reward', 'train/rank': 'rank promotion',
-            'train/format': 'format', 'train/overlong': 'overlong',
+            'train/format': 'format, unweighted', 'train/overlong': 'overlong',
             'validation/reward': 'reward, validation'}
 _MARKERS = {'ar': '*', 'threshold': 'o', 'verify': 'D'}
 _AXES = {
@@ -226,7 +226,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
   for stage, kind in itertools.product(
       stages, ('loss', 'reward', 'validation')):
     lines = series.get((stage, kind))
-    if not lines:
+    # Where nothing is rewarded in training, the reward is one more metric.
+    if not lines or kind == 'reward' and 'train/reward' not in lines:
       continue
 
     def draw(ax, lines=lines):

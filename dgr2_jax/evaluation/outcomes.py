@@ -8,9 +8,9 @@
 
 A line a test request, in the same order in all files. `request` is a digest of
 its items (`data/generated.py`), so that runs on the same requests can be
-compared pair by pair; positions count from zero. An item is {"sid":, "title":,
-"categories": [...], "brand":}. `failure` and `explanation` are null and empty
-for rankers that write no response.
+compared pair by pair; positions count from zero. A history is what the prompt
+shows. An item is {"sid":, "title":, "categories": [...], "brand":}. `failure`
+and `explanation` are null and empty for rankers that write no response.
 """
 
 from __future__ import annotations
@@ -66,13 +66,17 @@ def write(workdir: pathlib.Path, data: prepare.Prepared, split: str,
     return [{'sid': sid, **item}
             for sid, item in zip(sids, data.describe(indices))]
 
+  def history(request):
+    shown = data.template.prompt(request).shown
+    return items(request.history[len(request.history) - shown:].tolist())
+
   def candidates(request):
     return [{**item, 'facts': {name: int(levels[column])
                                for name, column in facts_of.items()}}
             for item, levels in zip(items(request.candidates), request.facts)]
 
   _write(directory / REQUESTS, (
-      {'request': key, 'target': target, 'history': items(r.history),
+      {'request': key, 'target': target, 'history': history(r),
        'candidates': candidates(r)}
       for key, target, r in zip(keys, targets, requests, strict=True)))
   nothing = [None] * len(keys)

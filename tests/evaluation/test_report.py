@@ -136,6 +136,7 @@ def _metrics_lines():
       if step % 100 == 0:
         lines.append({'stage': stage, 'step': step,
                       'validation/ndcg@3': 0.5 - 0.2 * np.exp(-step / 150),
+                      'validation/reward': 0.1,
                       'validation/valid_rate': 1 - np.exp(-step / 50)})
   return [json.dumps(line) for line in lines]
 
