@@ -112,11 +112,12 @@ def table(judges: Sequence[Mapping[str, Any]]) -> tables.Table:
   """Judges side by side, the published figures in the last column."""
   cell, number = tables.Cell, tables.number
 
-  def share(found):
+  def share(found, neutral=None):
     if found is None:
       return cell(tables.NONE)
     low, high = found['interval']
-    return cell(number(found['rate']), f'{number(low)}–{number(high)}')
+    return cell(number(found['rate']), f'{number(low)}–{number(high)}',
+                neutral is not None and not low <= neutral <= high)
 
   def axis(judge, name):
     found = (judge['axes'] or {}).get(name)
@@ -145,7 +146,7 @@ def table(judges: Sequence[Mapping[str, Any]]) -> tables.Table:
       ('B over A', [preferred(j) for j in judges], tables.NONE),
       ('orders agree', [share(j['order_agreement']) for j in judges],
        tables.NONE),
-      ('first preferred', [share(j['first_preferred']) for j in judges],
+      ('first preferred', [share(j['first_preferred'], .5) for j in judges],
        tables.NONE)]
   rows += [(f'{name} A / B', [axis(j, name) for j in judges],
             published[name]) for name in judging.AXES]
@@ -155,8 +156,9 @@ def table(judges: Sequence[Mapping[str, Any]]) -> tables.Table:
       tuple((cell(name), *cells, cell(figure))
             for name, cells, figure in rows),
       'A preference counts where both orders of showing give it. First '
-      'preferred: share of preferences for what was shown first; an interval '
-      'without .5 is a bias. Small: 95% intervals, of scores that of B - A. '
+      'preferred: share of preferences for what was shown first; bold where '
+      'its interval excludes .5, a bias. Small: 95% intervals, of scores that '
+      'of B - A. '
       + paper.JUDGE_NOTE)
 
 
