@@ -36,7 +36,6 @@ from absl import logging
 from dgr2_jax.trace_generation import cache
 from dgr2_jax.trace_generation import chat
 from dgr2_jax.trace_generation import generation
-from dgr2_jax.trace_generation import own_model
 from dgr2_jax.trace_generation import questions
 from dgr2_jax.trace_generation import sampling
 from dgr2_jax.training import workdir
@@ -47,7 +46,7 @@ _BASE_URL = flags.DEFINE_string(
     'base_url', None, 'The endpoint, such as http://localhost:8000/v1.')
 _MODEL = flags.DEFINE_string('model', None, 'The model to ask.')
 _STAGE = flags.DEFINE_enum(
-    'stage', None, own_model.STAGES,
+    'stage', None, ['ar_sft', 'ar_rl'],
     'Instead of an endpoint: the stage of the working directory whose AR '
     'weights write the traces; --concurrency is its batch size.')
 _MODE = flags.DEFINE_enum(
@@ -123,7 +122,10 @@ def _generate() -> None:
     if _BASE_URL.value or _MODE.value != questions.REJECTION:
       raise ValueError('--stage asks no endpoint and shows no target: '
                        'expected neither --base_url nor --mode=targeted.')
-    generation.generate_own(
+    # Only this way of asking needs the model.
+    from dgr2_jax.trace_generation import own_model
+
+    own_model.generate(
         pathlib.Path(_WORKDIR.value).absolute(), pathlib.Path(_OUTPUT.value),
         own_model.ModelConfig(_STAGE.value, _TEMPERATURE.value,
                               _CONCURRENCY.value),

@@ -18,10 +18,8 @@ from absl import logging
 from dgr2_jax.data import prepare
 from dgr2_jax.trace_generation import cache as cache_lib
 from dgr2_jax.trace_generation import chat
-from dgr2_jax.trace_generation import own_model
 from dgr2_jax.trace_generation import questions
 from dgr2_jax.trace_generation import sampling
-from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
 
 
@@ -59,7 +57,7 @@ def generate(
     cache.CacheError: another run works on the same output.
     OSError: a file can't be written.
   """
-  _check(output, how.temperature, config)
+  check(output, how.temperature, config)
   data = prepare.load(workdir_lib.read_config(workdir), workdir / 'data')
   requests = questions.distinct(
       data.requests('train')[:max_requests or None], data.items)
@@ -69,43 +67,10 @@ def generate(
     outcome = asyncio.run(settle(
         config, lambda stop: chat.Client(endpoint, api_key, stop), cache,
         asked, len(requests)))
-  _write(output, outcome, config)
+  write(output, outcome, config)
 
 
-def generate_own(
-    workdir: pathlib.Path,
-    output: pathlib.Path,
-    how: own_model.ModelConfig,
-    max_attempts: int,
-    max_requests: int = 0) -> None:
-  """The same with the AR model of the working directory for an endpoint.
-
-  Args:
-    workdir: `how.stage` is complete there.
-    output: the file of traces; the others are named after it.
-    how: the model is asked.
-    max_attempts: answers to a question before it is given up.
-    max_requests: only the first so many; 0 is all.
-
-  Raises:
-    As `generate`.
-  """
-  config = sampling.SamplingConfig(max_attempts, how.batch_size)
-  _check(output, how.temperature, config)
-  experiment = experiment_lib.Experiment(
-      workdir_lib.read_config(workdir), workdir)
-  requests = questions.distinct(
-      experiment.data.requests('train')[:max_requests or None],
-      experiment.data.items)
-  asked = own_model.write(how, experiment, requests)
-  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
-    outcome = asyncio.run(settle(
-        config, lambda stop: own_model.Client(how, experiment, cache, stop),
-        cache, asked, len(requests)))
-  _write(output, outcome, config)
-
-
-def _check(output: pathlib.Path, temperature: float,
+def check(output: pathlib.Path, temperature: float,
            config: sampling.SamplingConfig) -> None:
   """Raises ValueError for settings that can't work."""
   if config.max_attempts > 1 and not temperature:
@@ -120,7 +85,7 @@ def _check(output: pathlib.Path, temperature: float,
 
 async def settle(
     config: sampling.SamplingConfig,
-    client: Callable[[asyncio.Event], chat.Client | own_model.Client],
+    client: Callable[[asyncio.Event], chat.Client],
     cache: cache_lib.AnswerCache,
     asked: Iterator[sampling.Question],
     count: int) -> sampling.Outcome:
@@ -128,7 +93,8 @@ async def settle(
 
   Args:
     config: how long and how fast to ask.
-    client: makes who answers, given what is set when it is to stop.
+    client: makes who answers, such as a `chat.Client`, given what is set when
+      it is to stop.
     cache: keeps the answers.
     asked: the questions.
     count: how many they are.
@@ -161,7 +127,7 @@ async def settle(
   return outcome
 
 
-def _write(output: pathlib.Path, outcome: sampling.Outcome,
+def write(output: pathlib.Path, outcome: sampling.Outcome,
            config: sampling.SamplingConfig) -> None:
   """Writes the traces, and a report with what was given up."""
   workdir_lib.write_text(f'{output}.report.json', json.dumps({

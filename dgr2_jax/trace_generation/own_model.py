@@ -17,6 +17,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,11 @@ from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.trace_generation import cache as cache_lib
 from dgr2_jax.trace_generation import chat
+from dgr2_jax.trace_generation import generation
 from dgr2_jax.trace_generation import questions as questions_lib
+from dgr2_jax.trace_generation import sampling
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import workdir as workdir_lib
 
 STAGES = ('ar_sft', 'ar_rl')
 _PATIENCE = .01  # seconds in which the others may ask, too
@@ -59,6 +63,39 @@ class ModelConfig:
           f'temperature is {self.temperature}: expected 0 to 2.')
     if self.batch_size < 1:
       raise ValueError(f'batch_size is {self.batch_size}: expected at least 1.')
+
+
+def generate(
+    workdir: pathlib.Path,
+    output: pathlib.Path,
+    how: ModelConfig,
+    max_attempts: int,
+    max_requests: int = 0) -> None:
+  """As `generation.generate`, with the AR model of the working directory.
+
+  Args:
+    workdir: `how.stage` is complete there.
+    output: the file of traces; the others are named after it.
+    how: the model is asked.
+    max_attempts: answers to a question before it is given up.
+    max_requests: only the first so many; 0 is all.
+
+  Raises:
+    As `generation.generate`.
+  """
+  config = sampling.SamplingConfig(max_attempts, how.batch_size)
+  generation.check(output, how.temperature, config)
+  experiment = experiment_lib.Experiment(
+      workdir_lib.read_config(workdir), workdir)
+  requests = questions_lib.distinct(
+      experiment.data.requests('train')[:max_requests or None],
+      experiment.data.items)
+  asked = write(how, experiment, requests)
+  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
+    outcome = asyncio.run(generation.settle(
+        config, lambda stop: Client(how, experiment, cache, stop),
+        cache, asked, len(requests)))
+  generation.write(output, outcome, config)
 
 
 def write(
