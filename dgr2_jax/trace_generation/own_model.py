@@ -81,15 +81,21 @@ def generate(
     max_requests: only the first so many; 0 is all.
 
   Raises:
-    As `generation.generate`.
+    As `generation.generate`; and ValueError where the stage is not complete or
+    the model does not write json responses.
   """
   config = sampling.SamplingConfig(max_attempts, how.batch_size)
   generation.check(output, how.temperature, config)
   experiment = experiment_lib.Experiment(
       workdir_lib.read_config(workdir), workdir)
+  data = experiment.data
+  if data.template.config.response_format != prompts.JSON:
+    raise ValueError(
+        'prompt.response_format of the working directory is '
+        f'{data.template.config.response_format!r}: traces are those of '
+        f'{prompts.JSON!r} responses.')
   requests = questions_lib.distinct(
-      experiment.data.requests('train')[:max_requests or None],
-      experiment.data.items)
+      data.requests('train')[:max_requests or None], data.items)
   asked = write(how, experiment, requests)
   with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
     outcome = asyncio.run(generation.settle(
@@ -102,17 +108,8 @@ def write(
     config: ModelConfig, experiment: experiment_lib.Experiment,
     requests: Mapping[str, requests_lib.Request]
 ) -> Iterator[questions_lib.Question]:
-  """Puts requests, by fingerprint, into questions to the model.
-
-  Raises:
-    ValueError: the model does not write json responses.
-  """
+  """Puts requests, by fingerprint, into questions to the model."""
   data, settings = experiment.data, experiment.config.to_dict()
-  if data.template.config.response_format != prompts.JSON:
-    raise ValueError(
-        'prompt.response_format of the working directory is '
-        f'{data.template.config.response_format!r}: traces are those of '
-        f'{prompts.JSON!r} responses.')
   # What the weights are a function of, but for the hardware.
   made_by = {k: v for k, v in settings.items() if k not in ('mesh', 'evaluate')}
   digest = hashlib.blake2b(

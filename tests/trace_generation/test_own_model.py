@@ -25,12 +25,14 @@ HOW = own_model.ModelConfig('ar_sft', batch_size=4)
 
 @pytest.fixture(scope='module', name='workdir')
 def make_workdir(tmp_path_factory):
-  path = _ROOT / 'configs' / 'quickstart_traces.py'
-  config = runpy.run_path(str(path))['get_config']('smoke')
+  return _prepared(tmp_path_factory.mktemp('run'), 'quickstart_traces.py')
+
+
+def _prepared(root, name):
+  config = runpy.run_path(str(_ROOT / 'configs' / name))['get_config']('smoke')
   config.boosted.iterations = 2
   config.prompt.traces = None
   config.prompt.max_history = 2
-  root = tmp_path_factory.mktemp('run')
   workdir_lib.write_text(
       root / 'config.json', json.dumps(workdir_lib.to_json(config)))
   prepare.prepare(config, root / 'data')
@@ -167,5 +169,9 @@ def test_bad_settings(workdir, tmp_path):
   with pytest.raises(ValueError, match='temperature is 0 and max_attempts 2'):
     own_model.generate(workdir, tmp_path / 'x', own_model.ModelConfig(
         'ar_sft', temperature=0.), 2)
+  with pytest.raises(ValueError, match="response_format .* is 'compact'"):
+    own_model.generate(
+        _prepared(tmp_path, 'quickstart.py'), tmp_path / 'x', HOW, 2)
+  assert not list(tmp_path.glob('x*'))
   with pytest.raises(experiment_lib.MissingStageError, match='ar_sft'):
     own_model.generate(workdir, tmp_path / 'x', HOW, 2)
