@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,35 +103,64 @@ def view(
       target=candidates.index(request.target))
 
 
+class Mentions(NamedTuple):
+  """What a text names.
+
+  Attributes:
+    sids: semantic ids, in order.
+    malformed: whether there are parts of further ones.
+    candidates: numbers of candidates from one; 0 for those of no candidate.
+    named: candidates with the SID that stands beside their number.
+    conclusion: the number that the last sentence says fits best; None where
+      it says no such thing.
+    told: whether it speaks as somebody who was told what comes next.
+  """
+  sids: tuple[str, ...]
+  malformed: bool
+  candidates: tuple[int, ...]
+  named: tuple[tuple[int, str], ...]
+  conclusion: int | None
+  told: bool
+
+
+def mentions(text: str, titles: Sequence[str] = ()) -> Mentions:
+  """Reads what a text names; `titles` may say anything, and are left out."""
+  conclusion = _CONCLUSION.search(text)
+  sids = tuple(tokens.SEMANTIC_ID.findall(text))
+  malformed = _FRAGMENT.search(tokens.SEMANTIC_ID.sub('', text)) is not None
+  for title in sorted(filter(None, titles), key=len, reverse=True):
+    text = re.sub(rf'(?<!\w){re.escape(title)}(?!\w)', '', text)
+  return Mentions(
+      sids=sids, malformed=malformed,
+      candidates=tuple(map(_number, _CANDIDATE.findall(text))),
+      named=tuple((_number(n), sid) for n, sid in _NAMED.findall(text)),
+      conclusion=_number(conclusion[1]) if conclusion else None,
+      told=_LEAK.search(text) is not None)
+
+
 def check(answer: Answer, seen: View) -> str | None:
   """The first of `REASONS` that applies; None if an answer is faithful."""
-  text = answer.explanation
   count = len(seen.candidates)
   if sorted(answer.order) != list(range(count)):
     return 'not_a_permutation'
   if answer.order[0] != seen.target:
     return 'target_not_first'
-  if _FRAGMENT.search(tokens.SEMANTIC_ID.sub('', text)):
+  said = mentions(answer.explanation, seen.titles)
+  if said.malformed:
     return 'malformed_sid'
-  cited = set(tokens.SEMANTIC_ID.findall(text))
-  if not cited.issubset(seen.history + seen.candidates):
+  if not set(said.sids).issubset(seen.history + seen.candidates):
     return 'unknown_sid'
-  if seen.history and cited.isdisjoint(seen.history):
+  if seen.history and set(said.sids).isdisjoint(seen.history):
     return 'no_history_cited'
-  conclusion = _CONCLUSION.search(text)
-  # Titles may say anything; what the trace says itself is judged.
-  for title in sorted(filter(None, seen.titles), key=len, reverse=True):
-    text = re.sub(rf'(?<!\w){re.escape(title)}(?!\w)', '', text)
-  if not all(1 <= _number(n) <= count for n in _CANDIDATE.findall(text)):
+  if not all(1 <= n <= count for n in said.candidates):
     return 'unknown_candidate'
-  for number, sid in _NAMED.findall(text):
-    if seen.candidates[_number(number) - 1] != sid:
-      return 'wrong_candidate_sid'
-  if not conclusion:
+  if any(seen.candidates[n - 1] != sid for n, sid in said.named):
+    return 'wrong_candidate_sid'
+  if said.conclusion is None:
     return 'no_conclusion'
-  if _number(conclusion[1]) != answer.order[0] + 1:
+  if said.conclusion != answer.order[0] + 1:
     return 'wrong_conclusion'
-  return 'leak' if _LEAK.search(text) else None
+  return 'leak' if said.told else None
 
 
 def _number(digits: str) -> int:

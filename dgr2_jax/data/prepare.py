@@ -246,6 +246,7 @@ class Prepared:
 
   def __init__(self, config: ml_collections.ConfigDict,
                directory: pathlib.Path):
+    self._config = config
     self._directory = directory
     self.summary = _read_summary(directory)
     self.tokenizer = tokenizer_lib.load(directory / 'tokenizer')
@@ -255,6 +256,13 @@ class Prepared:
 
   def record_file(self, split: str) -> pathlib.Path:
     return self._directory / f'{split}.array_record'
+
+  @functools.cached_property
+  def template(self) -> prompts.Template:
+    """What the prompts and responses were written with."""
+    return prompts.Template(
+        prompts.PromptConfig.from_config(self._config.prompt), self.tokenizer,
+        self.items, self.semantic_ids, self._config.data.num_candidates)
 
   def supervised_files(self) -> list[pathlib.Path]:
     """The record files that fine-tuning learns from."""

@@ -24,6 +24,7 @@ import collections
 import dataclasses
 import json
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from dgr2_jax.data import tokens
 PATTERN = ('last_category', 'frequent_category', 'brand', 'wanted_category')
 
 # How prose introduces the candidates that a fact speaks for.
-_PHRASES = {
+PHRASES = {
     'score': 'preferred by the retriever',
     'bought_with_last': 'bought together with the latest purchase',
     'bought_with_recent': 'bought together with recent purchases',
@@ -74,7 +75,7 @@ class TraceConfig:
   grades: bool
 
   def __post_init__(self):
-    for field, allowed in (('pattern', PATTERN), ('facts', tuple(_PHRASES))):
+    for field, allowed in (('pattern', PATTERN), ('facts', tuple(PHRASES))):
       values = getattr(self, field)
       if not set(values) <= set(allowed) or len(set(values)) < len(values):
         raise ValueError(
@@ -203,9 +204,27 @@ def dense(
   return [tokens.Special(name) for name in names]
 
 
-def readable(names: Sequence[str], config: TraceConfig,
-             num_candidates: int) -> str | None:
-  """A dense trace in words; None if it does not have its form.
+class Dense(NamedTuple):
+  """What a dense trace says, read back.
+
+  Attributes:
+    pattern: category and brand tokens, by part of `PATTERN`.
+    indices: the numbers that candidates are introduced by, from one; empty
+      where they are not.
+    levels: by candidate, the level of every fact.
+    grades: by candidate; empty without grades.
+    choice: position of the candidate named last, from zero.
+  """
+  pattern: dict[str, str]
+  indices: tuple[int, ...]
+  levels: tuple[dict[str, int], ...]
+  grades: tuple[int, ...]
+  choice: int
+
+
+def read_dense(names: Sequence[str], config: TraceConfig,
+               num_candidates: int) -> Dense | None:
+  """Reads a dense trace; None if it does not have its form.
 
   Args:
     names: tokens of a response before the answer's marker.
@@ -214,31 +233,52 @@ def readable(names: Sequence[str], config: TraceConfig,
   """
   left = iter(names)
 
-  def levels() -> list[str]:
-    """One candidate's facts and grade."""
-    if config.show_index:
-      next(left)
-    joined = config.combine_facts and config.facts
-    facts_ = (_inside(next(left)).split(' ') if joined
-              else [_inside(next(left)) for _ in config.facts])
-    words = [_level(fact, name) for fact, name in zip(
-        facts_, config.facts, strict=True)]
-    if config.grades:
-      words.append('grade ' + _level_of(_inside(next(left)), 'grade'))
-    return words
+  def number() -> int:
+    """A candidate's number from its token."""
+    value = int(_inside(next(left)).removeprefix('c'))
+    if not 1 <= value <= num_candidates:
+      raise ValueError(value)
+    return value
 
+  def facts_() -> dict[str, int]:
+    joined = config.combine_facts and config.facts
+    words = (_inside(next(left)).split(' ') if joined
+             else [_inside(next(left)) for _ in config.facts])
+    return {fact: _level_of(word, fact)
+            for word, fact in zip(words, config.facts, strict=True)}
+
+  indices, levels, grades = [], [], []
   try:
-    sentences = [f'{_OPENING[part]}: {_attribute(next(left))}.'
-                 for part in config.pattern]
-    for position in range(num_candidates):
-      if words := levels():
-        sentences.append(f'Candidate {position + 1}: {", ".join(words)}.')
-    choice = int(_inside(next(left)).removeprefix('c'))
+    pattern = {part: _attribute_token(next(left), part)
+               for part in config.pattern}
+    for _ in range(num_candidates):
+      if config.show_index:
+        indices.append(number())
+      levels.append(facts_())
+      if config.grades:
+        grades.append(_level_of(_inside(next(left)), 'grade'))
+    choice = number() - 1
   except (StopIteration, ValueError):
     return None
-  if next(left, None) is not None or not 1 <= choice <= num_candidates:
+  if next(left, None) is not None:
     return None
-  return ' '.join([*sentences, f'Candidate {choice} fits best.'])
+  return Dense(pattern, tuple(indices), tuple(levels), tuple(grades), choice)
+
+
+def readable(names: Sequence[str], config: TraceConfig,
+             num_candidates: int) -> str | None:
+  """A dense trace in words, see `read_dense`; None as there."""
+  trace = read_dense(names, config, num_candidates)
+  if trace is None:
+    return None
+  sentences = [f'{_OPENING[part]}: {_attribute(name)}.'
+               for part, name in trace.pattern.items()]
+  for position, levels in enumerate(trace.levels):
+    words = list(map(in_words, levels.keys(), levels.values()))
+    words += [f'grade {grade}' for grade in trace.grades[position:][:1]]
+    if words:
+      sentences.append(f'Candidate {position + 1}: {", ".join(words)}.')
+  return ' '.join([*sentences, f'Candidate {trace.choice + 1} fits best.'])
 
 
 _OPENING = {
@@ -255,22 +295,31 @@ def _inside(name: str) -> str:
   return name[2:-2]
 
 
+def in_words(fact: str, level: int) -> str:
+  """A fact's level: 'popular 3 of 5'."""
+  highest = facts.FACTS[facts.index(fact)].levels - 1
+  return f'{PHRASES[fact]} {level} of {highest}'
+
+
+def _attribute_token(name: str, part: str) -> str:
+  """The name, if it is one of a category or brand, as the part has."""
+  kind = 'brand' if part == 'brand' else 'category'
+  if not _inside(name).startswith((f'{kind}: ', f'no_{kind}', f'other_{kind}')):
+    raise ValueError(name)
+  return name
+
+
 def _attribute(name: str) -> str:
   """A category or brand token in words: its value, or 'other brand'."""
   _, colon, value = _inside(name).partition(': ')
   return value if colon else _inside(name).replace('_', ' ')
 
 
-def _level_of(fact: str, name: str) -> str:
+def _level_of(fact: str, name: str) -> int:
   """The level in `name_3`."""
-  if not re.fullmatch(rf'{name}_[0-9]+', fact):
+  if not re.fullmatch(rf'{name}_[0-9]{{1,4}}', fact):
     raise ValueError(fact)
-  return fact[len(name) + 1:]
-
-
-def _level(fact: str, name: str) -> str:
-  most = facts.FACTS[facts.index(name)].levels - 1
-  return f'{_PHRASES[name]} {_level_of(fact, name)} of {most}'
+  return int(fact[len(name) + 1:])
 
 
 def prose(
@@ -307,7 +356,7 @@ def prose(
     strongest = np.argsort(-levels.astype(int), kind='stable')[:_NAMED]
     named = [str(c + 1) for c in strongest if levels[c] > 0]
     if named:
-      matches.append(f'{_PHRASES[name]}: {", ".join(named)}')
+      matches.append(f'{PHRASES[name]}: {", ".join(named)}')
   pieces.append(tokens.Text(
       f'Match: {"; ".join(matches) or "no candidate stands out"}. '))
   if trace.grades is not None:

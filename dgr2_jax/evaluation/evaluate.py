@@ -35,6 +35,9 @@ from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import environment
+from dgr2_jax.evaluation import examples as examples_lib
+from dgr2_jax.evaluation import outcomes as outcomes_lib
+from dgr2_jax.evaluation import reasoning
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows as rows_lib
@@ -45,6 +48,7 @@ from dgr2_jax.training import rollouts
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
              'numpy', 'scikit-learn')
+_COMMITS = 32  # requests whose commit steps are shown
 _ONE_BY_ONE = commit.Threshold(1.)  # one token a denoising step
 
 
@@ -71,6 +75,10 @@ class _Evaluation:
     self._num_candidates = experiment.config.data.num_candidates
     self._seconds = {}
     self._rollouts = {}  # by weights and way to decode
+    data = experiment.data
+    self._checker = reasoning.Checker(
+        data.requests('test'), data.template, data.items, data.semantic_ids,
+        experiment.parser)
     teacher = experiment.before('convert')
     self._stage_of = {'naive': 'convert', 'ar': teacher,
                       'ar_constrained': teacher}
@@ -141,6 +149,7 @@ class _Evaluation:
                      if name != 1. or name in self._config.thresholds],
         'stages': self._stages(teachers) + self._stages(students),
         'model': self._model(student),
+        'commits': self._commits(points),
         'examples': self._examples(points[shown], shown),
         'timing': {'seconds': self._seconds,
                    'speed_batch_size': self._config.timing_batch_size,
@@ -152,6 +161,7 @@ class _Evaluation:
             'mesh': dict(self._experiment.mesh.shape)},
     }
     if jax.process_index() == 0:
+      self._write_outcomes(outcomes, points)
       report.write(self._experiment.workdir, content)
       print(report.summary(content))
       print(f'Report: {self._experiment.workdir / "report.html"}')
@@ -194,7 +204,7 @@ class _Evaluation:
     reward = self._experiment.config.get(stage, {}).get('reward', {})
     outcome = responses.outcome(
         name, rollout, self._experiment.parser, self._targets,
-        self._num_candidates, rewards.RewardConfig(**reward))
+        self._num_candidates, rewards.RewardConfig(**reward), self._checker)
     self._seconds[f'{name}, {how}'] = time.monotonic() - begin
     valid = rows_lib.validity(outcome.failures)['valid_rate']
     logging.info('%s, %s: %d requests, valid %.3f, %.2f tokens per forward.',
@@ -280,6 +290,27 @@ class _Evaluation:
         self._config.num_examples, len(hits))).astype(int)
     return [self._example(int(i), outcome, rollout, threshold)
             for i in hits[picked]]
+
+  def _commits(self, points) -> list[dict[str, Any]]:
+    """When tokens were committed, of some requests, by way to decode."""
+    shown = np.linspace(0, len(self._targets) - 1, min(
+        _COMMITS, len(self._targets))).astype(int)
+    block_size = self._experiment.canvas.block_size
+    return [
+        {'row': outcome.name, 'threshold': mode, 'block_size': block_size,
+         'steps': [examples_lib.commit_steps(
+             rollout.call[i, :rollout.length[i]], block_size) for i in shown]}
+        for mode, (outcome, rollout) in points.items()
+        if not isinstance(mode, str) and mode < 1]
+
+  def _write_outcomes(self, outcomes, points) -> None:
+    """Every response, for `tools.judge` and `tools.compare`."""
+    named = {outcomes_lib.file_name(o.name): o for o in outcomes}
+    for mode, (outcome, _) in points.items():
+      named[outcomes_lib.file_name(outcome.name, *(
+          (mode,) if isinstance(mode, str) else ('threshold', mode)))] = outcome
+    outcomes_lib.write(self._experiment.workdir, self._experiment.data, 'test',
+                       named)
 
   def _example(self, index: int, outcome: rows_lib.RowOutcome,
                rollout: block_decoder.Rollout,

@@ -14,7 +14,7 @@ call that committed the token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,21 @@ def orders(example: Mapping[str, Any]) -> tables.Table:
       f'{TARGET_MARK} marks what the user bought next.', text_columns=3)
 
 
-def commit_steps(example: Mapping[str, Any]) -> list[int]:
+def commit_steps(calls: Sequence[int], block_size: int) -> list[int]:
   """When each token was committed, counted from 0 within its block.
 
   Calls that committed nothing in a block leave no gap.
 
+  Args:
+    calls: int [n], the call that committed each token.
+    block_size: tokens of a block.
+
   Returns:
     One step a token.
   """
-  calls = np.array([token['call'] for token in example['tokens']], np.int64)
+  calls = np.asarray(calls, np.int64)
   steps: list[int] = []
-  for start in range(0, len(calls), example['block_size']):
-    block = calls[start:start + example['block_size']]
+  for start in range(0, len(calls), block_size):
+    block = calls[start:start + block_size]
     steps += np.unique(block, return_inverse=True)[1].tolist()
   return steps

@@ -1,4 +1,4 @@
-"""Figures of a report: the frontier and the training curves.
+"""Figures of a report: frontier, spans, commit steps, training curves.
 
 A panel is one small axes, wide enough to be read on a phone; pages lay panels
 side by side where there is room. Each comes as PNG for Markdown and as SVG
@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib import figure as mpl_figure
+from matplotlib import ticker
 import numpy as np
 
 from dgr2_jax.evaluation import rows as rows_lib
@@ -40,6 +41,10 @@ VARIABLES = {
 # Validation metrics that are shares, and so can share an axis.
 _VALIDATION = tuple(f'validation/{name}' for name in (
     'recall@1', 'ndcg@3', 'valid_rate'))
+# The reward and its parts, which share an axis, and their names.
+_REWARDS = {'train/reward': 'reward', 'train/rank': 'rank promotion',
+            'train/format': 'format, unweighted', 'train/overlong': 'overlong',
+            'validation/reward': 'reward, validation'}
 _MARKERS = {'ar': '*', 'threshold': 'o', 'verify': 'D'}
 _AXES = {
     'tokens_per_forward': 'tokens per forward',
@@ -134,12 +139,75 @@ def _draw_frontier(ax, points, metric, axis, content) -> None:
   ax.margins(x=0.12, y=0.18)
 
 
+def spans(content: Mapping[str, Any]) -> list[Panel]:
+  """Tokens per forward of reasoning and answer, by way to decode.
+
+  Args:
+    content: of the report; earlier ones don't have the reasoning's.
+  """
+  points = [p for p in content['frontier']
+            if p.get('reasoning_tokens_per_forward') is not None
+            and p['answer_tokens_per_forward'] is not None]
+  if not points:
+    return []
+
+  def draw(ax):
+    place = np.arange(len(points))
+    for shift, colour, (span, key) in zip(
+        (-0.2, 0.2), SERIES, (
+            ('reasoning', 'reasoning_tokens_per_forward'),
+            ('answer', 'answer_tokens_per_forward'))):
+      bars = ax.bar(place + shift, [p[key] for p in points], 0.4,
+                    color=colour, label=span)
+      ax.bar_label(bars, fmt='%.1f', fontsize=7)
+    ax.set_xticks(place, [tables.mode_name(p) for p in points])
+    ax.set_ylabel(_AXES['tokens_per_forward'])
+    ax.grid(False, axis='x')
+
+  return [_panel('spans', f'{points[0]["row"]}: tokens per forward by span',
+                 draw)]
+
+
+def commits(content: Mapping[str, Any]) -> list[Panel]:
+  """Heat maps of the step that committed each token of some responses.
+
+  Args:
+    content: of the report; without `commits` there are none.
+  """
+  panels = []
+  for part in content.get('commits') or ():
+    rows, size = part['steps'], part['block_size']
+    steps = np.full((len(rows), max(map(len, rows))), np.nan)
+    for line, row in zip(steps, rows):
+      line[:len(row)] = np.add(row, 1)
+
+    def draw(ax, steps=steps, size=size):
+      image = ax.imshow(
+          steps, aspect='auto', interpolation='nearest', cmap='viridis',
+          extent=(0, steps.shape[1], len(steps), 0), vmin=1)
+      for begin in range(size, steps.shape[1], size):
+        ax.axvline(begin, color=SURFACE, linewidth=1.5)
+      ax.set_xlabel('token of the response')
+      ax.set_ylabel('response')
+      ax.grid(False)
+      bar = ax.figure.colorbar(image, ax=ax)
+      bar.set_label('step within its block')
+      bar.locator = ticker.MaxNLocator(integer=True)
+
+    how = tables.tau(part['threshold'])
+    panels.append(_panel(
+        f'commits_{part["row"]}_{part["threshold"]:g}',
+        f'{part["row"]}, {how}: when tokens are committed', draw))
+  return panels
+
+
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-  """Losses and validation metrics of every stage over its steps.
+  """Losses, rewards and validation metrics of every stage over its steps.
 
   Args:
     records: lines of metrics.jsonl. Of their figures those called a loss make
-      one panel a stage, and a few validation metrics another.
+      one panel a stage, the parts of the reward another, and a few validation
+      metrics a third.
 
   Returns:
     The panels, in the order in which the stages appear.
@@ -155,9 +223,11 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
       lines.setdefault(key, {})[record['step']] = value
   stages = dict.fromkeys(record['stage'] for record in records)
   panels = []
-  for stage, kind in itertools.product(stages, ('loss', 'validation')):
+  for stage, kind in itertools.product(
+      stages, ('loss', 'reward', 'validation')):
     lines = series.get((stage, kind))
-    if not lines:
+    # Where nothing is rewarded in training, the reward is one more metric.
+    if not lines or kind == 'reward' and 'train/reward' not in lines:
       continue
 
     def draw(ax, lines=lines):
@@ -167,7 +237,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
         steps = sorted(values)
         ax.plot(steps, [values[s] for s in steps], dash, color=colour,
                 marker='.' if len(steps) < 30 else None,
-                label=name.split('/')[-1])
+                label=_REWARDS.get(name) or name.split('/')[-1])
       ax.set_xlabel('step')
 
     panels.append(_panel(f'curves_{stage}_{kind}', f'{stage}: {kind}', draw))
@@ -178,6 +248,8 @@ def _kind(key: str) -> str | None:
   """Which panel a figure belongs to; None for speed, gradient norms, ..."""
   if 'loss' in key:
     return 'loss'
+  if key in _REWARDS:
+    return 'reward'
   return 'validation' if key in _VALIDATION else None
 
 

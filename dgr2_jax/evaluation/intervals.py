@@ -8,6 +8,8 @@ the two rows suggest.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 # Entries of a block of resampled counts: 32 MiB of float64.
@@ -78,3 +80,20 @@ def paired_bootstrap(row: np.ndarray, reference: np.ndarray, *, seed: int,
                      f'rows, got shapes {row.shape} and {reference.shape}')
   return bootstrap(row - reference, seed=seed, resamples=resamples,
                    level=level)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+  """95 % score interval of a share of n (Wilson 1927).
+
+  Unlike a bootstrap it has a width where all or none of the n count.
+
+  Raises:
+    ValueError: n is not positive, or the share not within 0 and 1.
+  """
+  if n < 1 or not 0 <= share <= 1:
+    raise ValueError(f'expected a share of at least 1, got {share} of {n}')
+  z = 1.959964
+  middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+  half = z / (1 + z**2 / n) * math.sqrt(
+      share * (1 - share) / n + z**2 / (4 * n**2))
+  return max(middle - half, 0.), min(middle + half, 1.)

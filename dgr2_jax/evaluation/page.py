@@ -73,42 +73,48 @@ pre{overflow-x:auto;padding:.7rem .9rem;border:1px solid var(--grid);
 
 
 def render(content: Mapping[str, Any], headline: Sequence[str],
-           frontier: Sequence[figures.Panel],
-           curves: Sequence[figures.Panel],
+           panels: Mapping[str, Sequence[figures.Panel]],
            published: Sequence[tables.Table]) -> str:
   """The page as text.
 
   Args:
     content: of the report.
     headline: sentences for its top.
-    frontier: panels beside the frontier table.
-    curves: panels of the training curves.
+    panels: figures by section.
     published: tables of published figures; empty for none.
   """
   sections = {
-      'Results': ''.join(map(_table, (
+      'Results': ''.join(map(table_html, (
           tables.accuracy(content), tables.differences(content),
           tables.stages(content), tables.validity(content),
-          tables.unconditional(content)))),
-      'Frontier': _panels(frontier) + _table(tables.frontier(content)),
-      'Published figures': ''.join(map(_table, published)),
-      'Training curves': _panels(curves),
+          tables.reasoning(content), tables.unconditional(content)))),
+      'Frontier': panels_html(panels['Frontier']) + table_html(
+          tables.frontier(content)),
+      'Steps': panels_html(panels['Steps']),
+      'Published figures': ''.join(map(table_html, published)),
+      'Training curves': panels_html(panels['Training curves']),
       'Worked examples': _examples(content.get('examples') or ()),
-      'Data and model': ''.join(map(_table, (
+      'Data and model': ''.join(map(table_html, (
           tables.dataset(content), tables.floors(content),
           tables.facts_table('Model', content.get('model') or {})))),
       'Timing and environment': (
-          _table(tables.timing(content)) + _table(tables.facts_table(
+          table_html(tables.timing(content)) + table_html(tables.facts_table(
               'Environment', content['environment']))),
       'Command': f'<pre><code>{_text(content["command"])}</code></pre>',
   }
+  return document(content['title'], headline, sections)
+
+
+def document(title: str, headline: Sequence[str],
+             sections: Mapping[str, str]) -> str:
+  """A page of sections, HTML by name; empty ones are left out."""
   sections = {name: body for name, body in sections.items() if body}
   links = ''.join(f'<a href="#{_anchor(name)}">{name}</a>'
                   for name in sections)
   body = ''.join(f'<section id="{_anchor(name)}"><h2>{name}</h2>{section}'
                  f'</section>\n' for name, section in sections.items())
   points = ''.join(f'<li>{_text(line)}</li>' for line in headline)
-  title = _text(content['title'])
+  title = _text(title)
   return (
       '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
       '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -139,7 +145,7 @@ def _colours() -> str:
           f'@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{steps}')
 
 
-def _table(table: tables.Table, css: str = '') -> str:
+def table_html(table: tables.Table, css: str = '') -> str:
   """A table in a box that scrolls; nothing where it has no rows."""
   if not table.rows:
     return ''
@@ -167,7 +173,7 @@ def _cell(cell: tables.Cell) -> str:
   return text + (f'<small>{_text(cell.small)}</small>' if cell.small else '')
 
 
-def _panels(panels: Sequence[figures.Panel]) -> str:
+def panels_html(panels: Sequence[figures.Panel]) -> str:
   if not panels:
     return ''
   return '<div class="panels">' + ''.join(
@@ -191,14 +197,15 @@ def _example(index: int, example: Mapping[str, Any]) -> str:
       f'{_text(examples_lib.heading(index, example))}</summary>'
       f'<p>{_text(examples_lib.verdict(example))}.</p>'
       f'<h3>History, oldest first</h3><ol>{history}</ol>'
-      f'{_table(examples_lib.orders(example), "orders")}'
+      f'{table_html(examples_lib.orders(example), "orders")}'
       f'<h3>Trace</h3><blockquote>{_text(example["trace"])}</blockquote>'
       f'<h3>Response</h3>{_tokens(example)}</details>\n')
 
 
 def _tokens(example: Mapping[str, Any]) -> str:
   """The response's tokens, coloured by commit step, and a legend."""
-  steps = examples_lib.commit_steps(example)
+  steps = examples_lib.commit_steps(
+      [token['call'] for token in example['tokens']], example['block_size'])
   last = len(_RAMP) - 1
   spans = []
   for i, (token, step) in enumerate(zip(example['tokens'], steps)):

@@ -29,6 +29,15 @@ _FRONTIER = (
 )
 
 
+# Its judge of reasoning: verdicts over 50 pairs, mean scores AR / diffusion. A
+# stands for the AR re-ranker, B for the diffusion one.
+JUDGE = {'pairs': '50', 'A': '17', 'B': '9', 'tie': '24',
+         'grounding': '4.50 / 4.34', 'consistency': '4.94 / 4.94',
+         'flow': '4.54 / 4.40', 'identifiers': '1.00 / 1.00'}
+JUDGE_NOTE = ('Published, not measured here: Diffusion-GR2 (arXiv 2607.01170), '
+              'Qwen3-8B on Amazon Beauty, another judge.')
+
+
 def _table(title, columns, lines) -> tables.Table:
   return tables.Table(
       title, columns,

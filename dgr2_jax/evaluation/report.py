@@ -20,6 +20,9 @@ what does not apply, sections marked ? may be absent:
     stages?         list of `rows.build_stage`: each stage against the one before
     model?          nested, anything: parameters, block size, vocabulary, ...
     examples?       list, see `examples`
+    commits?        list of {row, threshold, block_size, steps}: of some
+                    responses, the step within its block that committed each
+                    token, [responses][tokens]
 
 Training curves come from WORKDIR/metrics.jsonl: lines with `stage`, `step` and
 figures by name. Every number in the outputs is computed from these two, except
@@ -30,6 +33,7 @@ the published ones of `paper`, which are marked and shown only where
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import itertools
 import json
 import math
 import os
@@ -66,16 +70,19 @@ def write(workdir: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
   """
   content = _checked(content)
   workdir = pathlib.Path(workdir)
-  frontier = figures.frontier(content)
-  curves = figures.curves(read_metrics(workdir / 'metrics.jsonl'))
+  panels = {
+      'Frontier': figures.frontier(content),
+      'Steps': [*figures.spans(content), *figures.commits(content)],
+      'Training curves': figures.curves(
+          read_metrics(workdir / 'metrics.jsonl'))}
   published = ()
   if content['dataset'].get('paper_reference'):
     published = (paper.ACCURACY, paper.FRONTIER)
   lines = headline(content)
-  markdown = _markdown(content, lines, frontier, curves, published)
-  html = page.render(content, lines, frontier, curves, published)
+  markdown = _markdown(content, lines, panels, published)
+  html = page.render(content, lines, panels, published)
   (workdir / 'figures').mkdir(exist_ok=True)
-  for panel in (*frontier, *curves):
+  for panel in itertools.chain(*panels.values()):
     workdir_lib.write_bytes(
         workdir / 'figures' / f'{panel.name}.png', panel.png)
   workdir_lib.write_text(workdir / 'report.md', markdown)
@@ -92,11 +99,13 @@ def summary(content: Mapping[str, Any]) -> str:
   differences = tables.differences(content, rows_lib.KEY_METRICS)
   stages = tables.stages(content)
   for table in (tables.accuracy(content), differences, stages,
-                tables.validity(content), tables.frontier(content)):
+                tables.validity(content), tables.reasoning(content),
+                tables.frontier(content)):
     if table.rows:
       # Intervals of single rows would make the lines too long to read.
       parts += ['', table.title,
-                _columns(table, table is differences or table is stages)]
+                tables.as_text(
+                    table, table is differences or table is stages)]
   return '\n'.join(parts) + '\n'
 
 
@@ -182,24 +191,7 @@ def _plain(value: Any) -> Any:
   return str(value)
 
 
-def _columns(table: tables.Table, show_small: bool) -> str:
-  """A table in aligned columns; a bold cell has a star."""
-  def text(cell):
-    small = f' {cell.small}' if cell.small and show_small else ''
-    return cell.text + small + ('*' if cell.strong else '')
-
-  lines = [list(table.columns)]
-  lines += [[text(cell) for cell in row] for row in table.rows]
-  widths = [max(map(len, column)) for column in zip(*lines)]
-  return '\n'.join(
-      '  '.join(word.ljust(width) if i < table.text_columns
-                else word.rjust(width)
-                for i, (word, width) in enumerate(zip(line, widths))).rstrip()
-      for line in lines)
-
-
-def _markdown(content, lines, frontier: Sequence[figures.Panel],
-              curves: Sequence[figures.Panel],
+def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
               published: Sequence[tables.Table]) -> str:
   """report.md; figures are links to files beside it."""
   parts = [f'# {_escape(content["title"])}',
@@ -213,11 +205,12 @@ def _markdown(content, lines, frontier: Sequence[figures.Panel],
   section('Results', *map(_markdown_table, (
       tables.accuracy(content), tables.differences(content),
       tables.stages(content), tables.validity(content),
-      tables.unconditional(content))))
-  section('Frontier', _images(frontier),
+      tables.reasoning(content), tables.unconditional(content))))
+  section('Frontier', _images(panels['Frontier']),
           _markdown_table(tables.frontier(content)))
+  section('Steps', _images(panels['Steps']))
   section('Published figures', *map(_markdown_table, published))
-  section('Training curves', _images(curves))
+  section('Training curves', _images(panels['Training curves']))
   section('Worked examples', *(
       block for i, example in enumerate(content.get('examples') or ())
       for block in _markdown_example(i, example)))

@@ -16,6 +16,7 @@ from dgr2_jax.data import parsing
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
+from dgr2_jax.evaluation import reasoning
 from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
@@ -83,7 +84,8 @@ def _decoder(rule: commit.Rule, draft: verification.DraftConfig | None):
 
 def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
             targets: np.ndarray, num_candidates: int,
-            reward: rewards.RewardConfig) -> rows.RowOutcome:
+            reward: rewards.RewardConfig,
+            checker: reasoning.Checker | None = None) -> rows.RowOutcome:
   """Reads every response, strictly and leniently, and rewards it.
 
   Args:
@@ -93,9 +95,11 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
     targets: int [n], positions among the candidates; -1 is none of them.
     num_candidates: C; an invalid response leaves the incoming order 0 .. C-1.
     reward: what a response earns.
+    checker: holds the reasoning of response i against request i.
   """
   incoming = tuple(range(num_candidates))
-  parses, lenient, answer_tokens, answer_calls = [], [], [], []
+  parses, lenient = [], []
+  answer_tokens, answer_calls, reasoning_calls = [], [], []
   for tokens, length, call in zip(rollout.tokens, rollout.length,
                                   rollout.call):
     parse = parser.strict(tokens[:length])
@@ -104,6 +108,7 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
     begin = length if parse.answer_start is None else parse.answer_start
     answer_tokens.append(length - begin)
     answer_calls.append(forwards_of(call[:length], begin))
+    reasoning_calls.append(forwards_of(call[:begin], 0))
   earned = rewards.rewards(parses, targets, rollout.length,
                            rollout.tokens.shape[-1], num_candidates, reward)
   return rows.RowOutcome(
@@ -112,7 +117,21 @@ def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,
       failures=[p.failure for p in parses], tokens=rollout.length,
       calls=rollout.calls,
       answer_tokens=np.array(answer_tokens),
-      answer_calls=np.array(answer_calls), rewards=earned['reward'])
+      answer_calls=np.array(answer_calls),
+      reasoning_calls=np.array(reasoning_calls), rewards=earned['reward'],
+      **_reasoning(rollout, checker))
+
+
+def _reasoning(rollout: block_decoder.Rollout,
+               checker: reasoning.Checker | None) -> dict[str, Any]:
+  """Checks and words of all responses."""
+  if checker is None:
+    return {}
+  ids = [tokens[:length]
+         for tokens, length in zip(rollout.tokens, rollout.length)]
+  return dict(reasoning=np.array([
+      checker.check(index, x) for index, x in enumerate(ids)]),
+              explanations=[checker.explanation(x) for x in ids])
 
 
 def forwards_of(call: np.ndarray, begin: int) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from dgr2_jax.data import parsing
 from dgr2_jax.evaluation import intervals
 from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import reasoning as reasoning_lib
 
 # Responses that gave nothing to read.
 UNREAD = ('unparseable', 'overflow')
@@ -40,7 +41,11 @@ class RowOutcome:
     calls: int [n], model calls of the response, prefill and commits included.
     answer_tokens: int [n], tokens of the answer span.
     answer_calls: int [n], calls that its answer span took.
+    reasoning_calls: int [n], calls that the tokens before it took.
     rewards: float [n], what the responses earn; see `objectives/rewards.py`.
+    reasoning: float [n, len(reasoning.CHECKS)]: 1 holds, 0 fails, NaN does not
+      apply.
+    explanations: per request the reasoning in words.
   """
   name: str
   orders: np.ndarray
@@ -50,7 +55,10 @@ class RowOutcome:
   calls: np.ndarray | None = None
   answer_tokens: np.ndarray | None = None
   answer_calls: np.ndarray | None = None
+  reasoning_calls: np.ndarray | None = None
   rewards: np.ndarray | None = None
+  reasoning: np.ndarray | None = None
+  explanations: Sequence[str] | None = None
 
   def __post_init__(self):
     n = len(self.orders)
@@ -67,7 +75,8 @@ class RowOutcome:
         raise ValueError(f'{self.name}: {field}[{broken[0]}] is not a '
                          f'permutation: {orders[broken[0]].tolist()}')
     for field in ('failures', 'tokens', 'calls', 'answer_tokens',
-                  'answer_calls', 'rewards'):
+                  'answer_calls', 'reasoning_calls', 'rewards', 'reasoning',
+                  'explanations'):
       value = getattr(self, field)
       if value is not None and len(value) != n:
         raise ValueError(
@@ -119,6 +128,28 @@ def figures(outcome: RowOutcome, targets: np.ndarray) -> dict[str, float]:
       'tokens_per_forward': float(outcome.tokens.sum() / outcome.calls.sum())}
 
 
+def reasoning(checks: np.ndarray | None) -> dict[str, Any] | None:
+  """How often each check of `reasoning.CHECKS` holds where it applies.
+
+  Args:
+    checks: float [n, len(CHECKS)], see `RowOutcome`.
+
+  Returns:
+    By check `n`, the `rate` and its 95 % `interval`; checks that apply to no
+    response are left out. None without responses.
+  """
+  if checks is None:
+    return None
+  rates = {}
+  for name, values in zip(reasoning_lib.CHECKS, checks.T, strict=True):
+    values = values[~np.isnan(values)]
+    if values.size:
+      rate = float(values.mean())
+      rates[name] = {'n': values.size, 'rate': rate,
+                     'interval': list(intervals.wilson(rate, values.size))}
+  return rates
+
+
 def build_row(outcome: RowOutcome, target_positions: np.ndarray,
               reference: RowOutcome | None, *, seed: int = 0,
               resamples: int = 10_000) -> dict[str, Any]:
@@ -165,6 +196,7 @@ def build_row(outcome: RowOutcome, target_positions: np.ndarray,
         kept.lenient_orders, target_positions[hits]))
   row.update(validity(kept.failures))
   row.update(_tokens_per_forward(kept))
+  row['reasoning'] = reasoning(kept.reasoning)
   return row
 
 
@@ -357,7 +389,12 @@ def _tokens_per_forward(outcome: RowOutcome) -> dict[str, float | None]:
       return None
     return float(np.sum(tokens) / np.sum(calls))
 
+  reasoning_tokens = None
+  if outcome.reasoning_calls is not None:
+    reasoning_tokens = outcome.tokens - outcome.answer_tokens
   return {
       'tokens_per_forward': ratio(outcome.tokens, outcome.calls),
+      'reasoning_tokens_per_forward': ratio(
+          reasoning_tokens, outcome.reasoning_calls),
       'answer_tokens_per_forward': ratio(
           outcome.answer_tokens, outcome.answer_calls)}

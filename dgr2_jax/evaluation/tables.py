@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import reasoning as reasoning_lib
 from dgr2_jax.evaluation import rows as rows_lib
 
 NONE = '–'
@@ -36,6 +37,10 @@ _LABELS = {
 }
 
 
+# By span: all, before the answer, the answer.
+_TPF = ('TPF', 'reasoning TPF', 'answer TPF')
+
+
 class Cell(NamedTuple):
   """One cell: its text, what stands small beside it, whether it is bold."""
   text: str
@@ -53,6 +58,22 @@ class Table:
   text_columns: int = 1
 
 
+def as_text(table: Table, show_small: bool = True) -> str:
+  """A table in aligned columns; a bold cell has a star."""
+  def text(cell):
+    small = f' {cell.small}' if cell.small and show_small else ''
+    return cell.text + small + ('*' if cell.strong else '')
+
+  lines = [list(table.columns)]
+  lines += [[text(cell) for cell in row] for row in table.rows]
+  widths = [max(map(len, column)) for column in zip(*lines)]
+  return '\n'.join(
+      '  '.join(word.ljust(width) if i < table.text_columns
+                else word.rjust(width)
+                for i, (word, width) in enumerate(zip(line, widths))).rstrip()
+      for line in lines)
+
+
 def short(metric: str) -> str:
   """'recall@1' -> 'R@1', as papers abbreviate it."""
   return metric.replace('recall', 'R').replace('ndcg', 'N')
@@ -68,10 +89,10 @@ def percent(value: float | None) -> str:
   return NONE if value is None else f'{100 * value:.1f}%'
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = 3) -> str:
   """A difference with its sign; a true minus, and no minus before zero."""
-  text = f'{value:+.3f}'
-  return text.replace('-', '−') if float(text) else '0.000'
+  text = f'{value:+.{digits}f}'
+  return text.replace('-', '−') if float(text) else text[1:]
 
 
 def interval(bounds: Sequence[float]) -> str:
@@ -183,18 +204,51 @@ def validity(content: Mapping[str, Any]) -> Table:
     body.append((
         Cell(row['name']), *(Cell(number(row[rate])) for rate in rates),
         *(Cell(number(lenient.get(name))) for name in rows_lib.KEY_METRICS),
-        Cell(number(row['tokens_per_forward'], 2)),
-        Cell(number(row['answer_tokens_per_forward'], 2))))
+        *_tokens_per_forward(row)))
   return Table(
       'Validity',
       ('row', 'valid', 'duplicate', 'omission', 'out of set', 'overflow',
        'parsed', *(f'lenient {short(n)}' for n in rows_lib.KEY_METRICS),
-       'TPF', 'answer TPF'),
+       *_TPF),
       tuple(body),
       'Valid: exactly one permutation of the candidates. Each other response '
       'counts in one class, the first that applies. Lenient: metrics when '
       'broken answers are repaired instead of dropped. TPF: tokens per '
       'forward of the model, prefill and commit passes included.')
+
+
+def reasoning(content: Mapping[str, Any]) -> Table:
+  """How often what responses reason is true of their requests."""
+  rows = [row for row in content['rows'] if row.get('reasoning')]
+  names = [name for name in reasoning_lib.CHECKS
+           if any(name in row['reasoning'] for row in rows)]
+
+  def cell(found):
+    if found is None:
+      return Cell(NONE)
+    low, high = found['interval']
+    return Cell(number(found['rate']), f'{number(low)}–{number(high)}')
+
+  body = tuple(
+      (Cell(row['name']), *(cell(row['reasoning'].get(name))
+                            for name in names)) for row in rows)
+  return Table(
+      'Reasoning', ('row', *names), body,
+      'Share of the responses for which a check holds, of those that it '
+      'applies to, with its 95% interval. ' + ' '.join(
+          f'{name.capitalize()}: {_CHECKS[name]}.' for name in names)
+      + ' All but form: of reasoning that has its form.')
+
+
+_CHECKS = {
+    'form': 'the reasoning has its form',
+    'shown': 'all that it names is in the request',
+    'placed': 'purchases and candidates are not taken for each other',
+    'pattern': 'what it says of the history is so',
+    'facts': 'what it says of candidates are their facts',
+    'choice': 'the candidate that it names last is ranked first',
+    'grades': 'a permutation follows its grades',
+    'novel': 'it does not repeat itself'}
 
 
 def unconditional(content: Mapping[str, Any]) -> Table:
@@ -223,8 +277,7 @@ def frontier(content: Mapping[str, Any]) -> Table:
        *(metric_cell(point, name) for name in rows_lib.KEY_METRICS),
        *(_recovered(point, name) for name in rows_lib.KEY_METRICS),
        Cell(number(point['valid_rate'])),
-       Cell(number(point['tokens_per_forward'], 2)),
-       Cell(number(point['answer_tokens_per_forward'], 2)),
+       *_tokens_per_forward(point),
        Cell(number(point['tokens_per_second'], 0)),
        Cell(number(point['speedup'], 2)))
       for point in content['frontier'])
@@ -232,7 +285,7 @@ def frontier(content: Mapping[str, Any]) -> Table:
       'Quality and speed',
       ('row', 'decoding', 'n', *map(short, rows_lib.KEY_METRICS),
        *(f'kept {short(name)}' for name in rows_lib.KEY_METRICS), 'valid',
-       'TPF', 'answer TPF', 'tokens/s', 'speed-up'),
+       *_TPF, 'tokens/s', 'speed-up'),
       body,
       'Small: 95% interval of the paired difference to the ar mode of the '
       'same weights, which speed-up refers to as well; bold where it excludes '
@@ -326,3 +379,9 @@ def _recovered(row: Mapping[str, Any], name: str) -> Cell:
   share = (row['recovery'] or {}).get(name)
   return Cell(
       NONE if share is None else f'{100 * share:.0f}%'.replace('-', '−'))
+
+
+def _tokens_per_forward(entry: Mapping[str, Any]) -> list[Cell]:
+  """Cells of `_TPF`; earlier reports lack the one of the reasoning."""
+  return [Cell(number(entry.get(f'{span}tokens_per_forward'), 2))
+          for span in ('', 'reasoning_', 'answer_')]

@@ -26,7 +26,6 @@ import tqdm
 from dgr2_jax.data import facts
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import parsing
-from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import traces
 from dgr2_jax.decoding import batching
@@ -115,9 +114,7 @@ class Reranker:
     if config.data.retriever.kind == 'cooccurrence':
       self._retriever = cooccurrence.fit(
           dataset, self._histories, config.data.retriever)
-    self._template = prompts.Template(
-        prompts.PromptConfig.from_config(config.prompt), data.tokenizer,
-        dataset.items, data.semantic_ids, self.num_candidates)
+    self._template = data.template
 
   @classmethod
   def load(cls, workdir: str | pathlib.Path,

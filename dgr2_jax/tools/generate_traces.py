@@ -12,6 +12,12 @@ Answers go to OUTPUT.answers.jsonl as they come. When every request is settled
 the traces are written to OUTPUT, costs and the requests that were given up to
 OUTPUT.report.json, and the exit code is 0. The same command again goes on where
 it was stopped.
+
+Without an endpoint the AR model of a run can be its own teacher, by rejection
+sampling; DIR needs json responses and a complete --stage:
+
+    python -m dgr2_jax.tools.generate_traces --workdir=DIR --stage=ar_sft \\
+        --output=traces.jsonl
 """
 
 from __future__ import annotations
@@ -39,6 +45,10 @@ _WORKDIR = flags.DEFINE_string(
 _BASE_URL = flags.DEFINE_string(
     'base_url', None, 'The endpoint, such as http://localhost:8000/v1.')
 _MODEL = flags.DEFINE_string('model', None, 'The model to ask.')
+_STAGE = flags.DEFINE_enum(
+    'stage', None, ['ar_sft', 'ar_rl'],
+    'Instead of an endpoint: the stage of the working directory whose AR '
+    'weights write the traces; --concurrency is its batch size.')
 _MODE = flags.DEFINE_enum(
     'mode', 'rejection', ['rejection', 'targeted'],
     'rejection hides the target and asks until it is put first; targeted shows '
@@ -83,7 +93,8 @@ def main(argv: Sequence[str]) -> None:
   """Maps what users can mend to one line and an exit code."""
   if len(argv) > 1:
     _fail(f'unexpected argument {argv[1]!r}; values are given as --flag=value.')
-  for flag in (_WORKDIR, _BASE_URL, _MODEL, _OUTPUT):
+  asked = (_STAGE,) if _STAGE.value else (_BASE_URL, _MODEL)
+  for flag in (_WORKDIR, *asked, _OUTPUT):
     if not flag.value:
       _fail(f'--{flag.name} is required; see --help.')
   if not flags.FLAGS['verbosity'].present:
@@ -107,6 +118,19 @@ def _fail(message: str, code: int = 1) -> None:
 
 
 def _generate() -> None:
+  if _STAGE.value:
+    if _BASE_URL.value or _MODE.value != questions.REJECTION:
+      raise ValueError('--stage asks no endpoint and shows no target: '
+                       'expected neither --base_url nor --mode=targeted.')
+    # Only this way of asking needs the model.
+    from dgr2_jax.trace_generation import own_model
+
+    own_model.generate(
+        pathlib.Path(_WORKDIR.value).absolute(), pathlib.Path(_OUTPUT.value),
+        own_model.ModelConfig(_STAGE.value, _TEMPERATURE.value,
+                              _CONCURRENCY.value),
+        _MAX_ATTEMPTS.value, _MAX_REQUESTS.value)
+    return
   try:
     extra_body = json.loads(_EXTRA_BODY.value)
   except ValueError as e:

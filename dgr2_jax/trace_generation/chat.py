@@ -25,10 +25,12 @@ import itertools
 import json
 import math
 import random
+import signal
 import time
 from typing import Any, NamedTuple
 import urllib.parse
 
+from absl import logging
 import httpx2
 
 _REFUSED = (400, 413, 422)
@@ -261,6 +263,28 @@ class Client:
     """The beginning of an error's body; some servers repeat the key in it."""
     text = text.replace(self._key, '***') if self._key else text
     return ' '.join(text.split())[:_SHOWN]
+
+
+def stop_at_signals(stop: asyncio.Event) -> list[signal.Signals]:
+  """Has SIGINT and SIGTERM set `stop`, and a second one cancel this task.
+
+  Returns:
+    The signals that came, in order; grows.
+  """
+  task, signals = asyncio.current_task(), []
+
+  def handle(number: signal.Signals) -> None:
+    signals.append(number)
+    if len(signals) > 1:
+      task.cancel()
+    else:
+      logging.warning('%s: waiting for the answers under way; once more drops '
+                      'them.', number.name)
+      stop.set()
+
+  for number in (signal.SIGINT, signal.SIGTERM):
+    asyncio.get_running_loop().add_signal_handler(number, handle, number)
+  return signals
 
 
 def _read(response: httpx2.Response) -> Reply:

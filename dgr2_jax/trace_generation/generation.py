@@ -7,17 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import asyncio
 import collections
 import json
 import pathlib
-import signal
 
 from absl import logging
 
 from dgr2_jax.data import prepare
-from dgr2_jax.data import prompts
 from dgr2_jax.trace_generation import cache as cache_lib
 from dgr2_jax.trace_generation import chat
 from dgr2_jax.trace_generation import questions
@@ -59,7 +57,23 @@ def generate(
     cache.CacheError: another run works on the same output.
     OSError: a file can't be written.
   """
-  if config.max_attempts > 1 and not how.temperature:
+  check(output, how.temperature, config)
+  data = prepare.load(workdir_lib.read_config(workdir), workdir / 'data')
+  requests = questions.distinct(
+      data.requests('train')[:max_requests or None], data.items)
+  asked = questions.write(
+      how, requests, data.template, data.items, data.semantic_ids)
+  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
+    outcome = asyncio.run(settle(
+        config, lambda stop: chat.Client(endpoint, api_key, stop), cache,
+        asked, len(requests)))
+  write(output, outcome, config)
+
+
+def check(output: pathlib.Path, temperature: float,
+           config: sampling.SamplingConfig) -> None:
+  """Raises ValueError for settings that can't work."""
+  if config.max_attempts > 1 and not temperature:
     raise ValueError(
         f'temperature is 0 and max_attempts {config.max_attempts}: the same '
         'answer would come again; expected a temperature above 0 or '
@@ -67,59 +81,38 @@ def generate(
   if not output.parent.is_dir():
     raise ValueError(
         f'output is {output}: {output.parent} is no directory.')
-  count, asked = _questions(workdir, how, max_requests)
-  with cache_lib.AnswerCache(f'{output}.answers.jsonl') as cache:
-    outcome = asyncio.run(
-        _sample(config, endpoint, api_key, cache, asked, count))
-  _write(output, outcome, config)
 
 
-def _questions(
-    directory: pathlib.Path, how: questions.QuestionConfig, max_requests: int
-) -> tuple[int, Iterator[questions.Question]]:
-  """How many training requests a working directory has, and the questions."""
-  config = workdir_lib.read_config(directory)
-  data = prepare.load(config, directory / 'data')
-  template = prompts.Template(
-      prompts.PromptConfig.from_config(config.prompt), data.tokenizer,
-      data.items, data.semantic_ids, config.data.num_candidates)
-  requests = questions.distinct(
-      data.requests('train')[:max_requests or None], data.items)
-  return len(requests), questions.write(
-      how, requests, template, data.items, data.semantic_ids)
-
-
-async def _sample(
+async def settle(
     config: sampling.SamplingConfig,
-    endpoint: chat.EndpointConfig,
-    api_key: str | None,
+    client: Callable[[asyncio.Event], chat.Client],
     cache: cache_lib.AnswerCache,
-    asked: Iterator[questions.Question],
+    asked: Iterator[sampling.Question],
     count: int) -> sampling.Outcome:
-  """Settles the questions, or stops cleanly at SIGINT and SIGTERM."""
+  """Settles questions, or stops cleanly at SIGINT and SIGTERM.
+
+  Args:
+    config: how long and how fast to ask.
+    client: makes who answers, such as a `chat.Client`, given what is set when
+      it is to stop.
+    cache: keeps the answers.
+    asked: the questions.
+    count: how many they are.
+
+  Raises:
+    NotComplete: some are left; what was answered is in the cache.
+  """
   stop = asyncio.Event()
-  task = asyncio.current_task()
-  signals = []
-
-  def handle(number: signal.Signals) -> None:
-    signals.append(number)
-    if len(signals) > 1:
-      task.cancel()
-    else:
-      logging.warning('%s: waiting for the answers under way; once more drops '
-                      'them.', number.name)
-      stop.set()
-
-  for number in (signal.SIGINT, signal.SIGTERM):
-    asyncio.get_running_loop().add_signal_handler(number, handle, number)
-  async with chat.Client(endpoint, api_key, stop) as client:
-    sampler = sampling.Sampler(config, client, cache, stop)
+  signals = chat.stop_at_signals(stop)
+  async with client(stop) as answers:
+    sampler = sampling.Sampler(config, answers, cache, stop)
     try:
       outcome = await sampler.run(asked, count)
     except asyncio.CancelledError:
       outcome = sampler.outcome
-    logging.info('%d requests to the endpoint, %d failed: %s.', client.tries,
-                 client.failures.total(), dict(client.failures.most_common()))
+    logging.info('%d questions sent, %d failed: %s.', answers.tries,
+                 answers.failures.total(),
+                 dict(answers.failures.most_common()))
   logging.info('%s', outcome.statistics(config))
   if outcome.error:
     raise NotComplete(outcome.error)
@@ -134,14 +127,14 @@ async def _sample(
   return outcome
 
 
-def _write(output: pathlib.Path, outcome: sampling.Outcome,
+def write(output: pathlib.Path, outcome: sampling.Outcome,
            config: sampling.SamplingConfig) -> None:
   """Writes the traces, and a report with what was given up."""
   workdir_lib.write_text(f'{output}.report.json', json.dumps({
       **outcome.statistics(config),
       'requests_given_up': list(outcome.given_up.values())}, indent=1) + '\n')
   # In an order that does not depend on which answer came first.
-  traces = sorted(outcome.traces.values(),
+  traces = sorted(outcome.accepted.values(),
                   key=lambda line: (line['user'], line['position']))
   workdir_lib.write_text(output, ''.join(
       json.dumps(line) + '\n' for line in traces))

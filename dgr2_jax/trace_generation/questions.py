@@ -26,6 +26,7 @@ from dgr2_jax.data import interactions
 from dgr2_jax.data import prompts
 from dgr2_jax.data import requests as requests_lib
 from dgr2_jax.data import tokens
+from dgr2_jax.trace_generation import chat
 
 REJECTION, TARGETED = 'rejection', 'targeted'
 HINT = (
@@ -119,6 +120,21 @@ class Question:
   mode: str
   body: Mapping[str, Any]
   seen: faithfulness.View
+
+  def read(self, reply: chat.Reply) -> tuple[dict | None, str | None]:
+    """Fields of a faithful answer, or why it is rejected."""
+    answer = generated.parse(reply.content)
+    if answer is None:
+      # A reply that was cut off is a matter of max_tokens.
+      return None, 'cut_off' if reply.finish == 'length' else 'unparseable'
+    reason = faithfulness.check(answer, self.seen)
+    return (None, reason) if reason else (generated.as_fields(answer), None)
+
+  def line(self, **fields: Any) -> dict[str, Any]:
+    """A line of the file of traces."""
+    return {'request': self.fingerprint, **fields, 'user': self.user,
+            'position': self.position, 'mode': self.mode,
+            'model': self.body['model']}
 
 
 def distinct(

@@ -1,4 +1,4 @@
-"""Asks for traces until every request is settled.
+"""Asks for traces, or anything, until every question is settled.
 
     question -> answers so far (cache, then endpoint) -> filter
        '-- accepted: a trace
@@ -12,21 +12,18 @@ answer, so a run that resumes comes to the same verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import asyncio
 import collections
 import dataclasses
 import datetime
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from absl import logging
 
-from dgr2_jax.data import faithfulness
-from dgr2_jax.data import generated
 from dgr2_jax.trace_generation import cache as cache_lib
 from dgr2_jax.trace_generation import chat
-from dgr2_jax.trace_generation import questions as questions_lib
 
 # So many questions without an answer: it is not the questions.
 _MOST_FAILURES = 8
@@ -61,8 +58,8 @@ class Outcome:
   """What became of the questions.
 
   Attributes:
-    traces: lines of the file of traces, by fingerprint.
-    given_up: questions that get no trace, and why, by fingerprint.
+    accepted: lines of questions with an answer, by fingerprint.
+    given_up: of those that get none, and why, by fingerprint.
     unsettled: questions that the endpoint failed to answer, and the last
       reason, by fingerprint; those never begun are not among them.
     rejected: answers by the reason they were rejected for.
@@ -71,7 +68,7 @@ class Outcome:
     completion_tokens: in them.
     error: why the run ended before its end; None if it did not.
   """
-  traces: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  accepted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   given_up: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   unsettled: dict[str, str] = dataclasses.field(default_factory=dict)
   rejected: collections.Counter = dataclasses.field(
@@ -84,17 +81,17 @@ class Outcome:
   @property
   def settled(self) -> int:
     """How many questions need no more asking."""
-    return len(self.traces) + len(self.given_up)
+    return len(self.accepted) + len(self.given_up)
 
   def statistics(self, config: SamplingConfig) -> dict[str, Any]:
     """Acceptance and costs, as plain data."""
     return {
         'settled': self.settled,
-        'accepted': len(self.traces),
+        'accepted': len(self.accepted),
         'given_up': len(self.given_up),
         'answers': self.answers,
         'answers_per_request': self.answers / max(self.settled, 1),
-        'acceptance_rate': len(self.traces) / max(self.answers, 1),
+        'acceptance_rate': len(self.accepted) / max(self.answers, 1),
         'rejected': dict(self.rejected.most_common()),
         'prompt_tokens': self.prompt_tokens,
         'completion_tokens': self.completion_tokens,
@@ -102,16 +99,21 @@ class Outcome:
                  + self.completion_tokens * config.completion_price) / 1e6}
 
 
-def judge(
-    reply: chat.Reply, seen: faithfulness.View
-) -> tuple[faithfulness.Answer | None, str | None]:
-  """Reads and checks a reply: the answer, or why it is rejected."""
-  answer = generated.parse(reply.content)
-  if answer is None:
-    # A reply that was cut off is a matter of max_tokens.
-    return None, 'cut_off' if reply.finish == 'length' else 'unparseable'
-  reason = faithfulness.check(answer, seen)
-  return (None, reason) if reason else (answer, None)
+class Question(Protocol):
+  """What a sampler settles.
+
+  Attributes:
+    fingerprint: tells questions apart.
+    body: of the chat completion request.
+  """
+  fingerprint: str
+  body: Mapping[str, Any]
+
+  def read(self, reply: chat.Reply) -> tuple[dict | None, str | None]:
+    """Fields of an answer that is accepted, or why it is rejected."""
+
+  def line(self, **fields: Any) -> dict[str, Any]:
+    """What the outcome keeps of a question, `fields` among it."""
 
 
 class Sampler:
@@ -146,7 +148,7 @@ class Sampler:
     self._shown = time.monotonic()
 
   async def run(
-      self, questions: Iterator[questions_lib.Question], count: int) -> Outcome:
+      self, questions: Iterator[Question], count: int) -> Outcome:
     """Settles questions until all are, or there is reason to stop.
 
     Args:
@@ -159,7 +161,7 @@ class Sampler:
     return self.outcome
 
   async def _work(
-      self, questions: Iterator[questions_lib.Question], count: int) -> None:
+      self, questions: Iterator[Question], count: int) -> None:
     """One of the workers, which share the questions."""
     for question in questions:
       if self._stop.is_set():
@@ -167,8 +169,8 @@ class Sampler:
       try:
         await self._settle(question)
       except chat.Refused as e:
-        self.outcome.given_up[question.fingerprint] = self._line(
-            question, refused=str(e))
+        self.outcome.given_up[question.fingerprint] = question.line(
+            refused=str(e))
         if not self.outcome.answers and (
             len(self.outcome.given_up) >= _MOST_FAILURES):
           self._end(f'no question was answered; the last: {e}')
@@ -185,7 +187,7 @@ class Sampler:
       self._show_progress(count)
       await asyncio.sleep(0)  # Questions may all be in the cache.
 
-  async def _settle(self, question: questions_lib.Question) -> None:
+  async def _settle(self, question: Question) -> None:
     """Looks for an answer that is accepted."""
     key = cache_lib.key_of(question.body)
     answers = self._cache.answers(key)
@@ -196,29 +198,23 @@ class Sampler:
       self.outcome.answers += 1
       self.outcome.prompt_tokens += reply.prompt_tokens
       self.outcome.completion_tokens += reply.completion_tokens
-      answer, reason = judge(reply, question.seen)
+      answer, reason = question.read(reply)
       if answer is not None:
-        self.outcome.traces[question.fingerprint] = self._line(
-            question, **generated.as_fields(answer), attempts=attempt + 1)
+        self.outcome.accepted[question.fingerprint] = question.line(
+            **answer, attempts=attempt + 1)
         return
       reasons[reason] += 1
       self.outcome.rejected[reason] += 1
-    self.outcome.given_up[question.fingerprint] = self._line(
-        question, rejected=dict(reasons))
+    self.outcome.given_up[question.fingerprint] = question.line(
+        rejected=dict(reasons))
 
   async def _ask(
-      self, key: str, question: questions_lib.Question) -> chat.Reply:
+      self, key: str, question: Question) -> chat.Reply:
     self._first = self._first or (time.monotonic(), self.outcome.settled)
     reply = await self._client.ask(question.body)
     self._cache.add(key, reply)
     self._failures = 0
     return reply
-
-  def _line(
-      self, question: questions_lib.Question, **fields: Any) -> dict[str, Any]:
-    return {'request': question.fingerprint, **fields, 'user': question.user,
-            'position': question.position, 'mode': question.mode,
-            'model': question.body['model']}
 
   def _end(self, error: str) -> None:
     """Ends the run; the first reason counts."""
@@ -236,8 +232,8 @@ class Sampler:
     pace = (now - begun) / max(settled - settled_then, 1)
     statistics = self.outcome.statistics(self._config)
     logging.info(
-        '%d of %d settled, %d with a trace, %.2f answers a request, %d tokens, '
-        'cost %.2f; %s left.', settled, count, len(self.outcome.traces),
+        '%d of %d settled, %d accepted, %.2f answers a request, %d tokens, '
+        'cost %.2f; %s left.', settled, count, len(self.outcome.accepted),
         statistics['answers_per_request'],
         self.outcome.prompt_tokens + self.outcome.completion_tokens,
         statistics['cost'],

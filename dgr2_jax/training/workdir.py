@@ -80,7 +80,7 @@ def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
   Raises:
     WorkdirError: a field holds something that JSON cannot.
   """
-  for name, value in _flatten(config.to_dict()).items():
+  for name, value in flatten(config.to_dict()).items():
     try:
       json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as e:
@@ -104,11 +104,12 @@ def read_config(directory: str | os.PathLike[str]) -> ml_collections.ConfigDict:
                        f'({e}).') from e
 
 
-def _flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Fields by their dotted names; an empty section is one."""
   flat = {}
   for key, value in tree.items():
     if isinstance(value, dict) and value:
-      flat.update(_flatten(value, f'{prefix}{key}.'))
+      flat.update(flatten(value, f'{prefix}{key}.'))
     else:
       flat[f'{prefix}{key}'] = value
   return flat
@@ -116,7 +117,7 @@ def _flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
   """One line per field that differs and whose change alters training."""
-  before, now = _flatten(before), _flatten(now)
+  before, now = flatten(before), flatten(now)
   lines = []
   for name in sorted(before.keys() | now.keys()):
     if _RESUMABLE.fullmatch(name):

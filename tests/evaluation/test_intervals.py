@@ -67,3 +67,15 @@ def test_bad_arguments(kwargs, message):
     intervals.bootstrap(**kwargs, seed=0)
   with pytest.raises(ValueError, match='same requests'):
     intervals.paired_bootstrap(np.zeros(3), np.zeros(4), seed=0)
+
+
+def test_wilson_is_where_the_score_test_accepts():
+  for successes, n in ((0, 20), (7, 20), (20, 20), (1430, 1431)):
+    low, high = intervals.wilson(successes / n, n)
+    for p in np.linspace(.001, .999, 999):
+      z = abs(successes / n - p) / np.sqrt(p * (1 - p) / n)
+      if abs(z - 1.959964) > .02:
+        assert bool(low <= p <= high) is bool(z < 1.959964), (successes, n, p)
+  assert intervals.wilson(1., 5)[1] == 1
+  with pytest.raises(ValueError, match='share'):
+    intervals.wilson(1.2, 5)

@@ -11,10 +11,17 @@ import pytest
 from dgr2_jax.evaluation import examples
 from dgr2_jax.evaluation import figures
 from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import reasoning
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import rows
 
 C = 10
+PANELS = [
+    *(f'frontier_{metric}_{axis}' for metric in ('recall_1', 'ndcg_3')
+      for axis in ('tokens_per_forward', 'tokens_per_second')),
+    'spans', 'commits_cft_0_9',
+    'curves_ar_sft_loss', 'curves_ar_sft_validation', 'curves_cft_loss',
+    'curves_cft_reward', 'curves_cft_validation']
 HOSTILE = ('<script>alert(1)</script> | **bold** `x` </style> & "quoted" '
            "$\\frac{1}{2}$ <|im_end|> \ud800\u202e\nCandidate 1: x")
 
@@ -33,11 +40,17 @@ def make_content(n=400, seed=0):
   incoming = np.tile(np.arange(C), (n, 1))
   valid = ['valid'] * n
 
+  checks = {name: (rng.random((n, len(reasoning.CHECKS))) < share).astype(float)
+            for name, share in (('ar', .98), ('naive', .3))}
+  checks['ar'][:, reasoning.CHECKS.index('novel')] = np.nan
+  checks['naive'][:n // 4, 1:] = np.nan
+
   def outcome(name, orders, tpf, failures=valid):
     return rows.RowOutcome(
         name, orders, orders, failures, np.full(n, 40),
         np.full(n, round(40 / tpf)), np.full(n, 10), np.full(n, 4),
-        rng.normal(0.271, 0.3, n))
+        np.full(n, round(30 / tpf)), rng.normal(0.271, 0.3, n),
+        checks[name] if name in checks else checks['ar'])
 
   ar = outcome('ar', _moved(targets, 0.3, rng), 1)
   cft_orders = np.where(rng.random((n, 1)) < 0.9, ar.orders, incoming)
@@ -104,6 +117,9 @@ def make_content(n=400, seed=0):
                       'devices': ['cpu:0']},
       'model': {'parameters': 512345, 'dtype': np.dtype('float32')},
       'examples': [example, hostile],
+      'commits': [{'row': 'cft', 'threshold': 0.9, 'block_size': 16,
+                   'steps': [rng.integers(0, 5, 30 + i).tolist()
+                             for i in range(8)]}],
   }
 
 
@@ -114,10 +130,13 @@ def _metrics_lines():
       loss = start * np.exp(-step / 200) + 0.6
       lines.append({'stage': stage, 'step': step, 'train/loss': loss,
                     'train/answer_loss': loss / 2, 'train/grad_norm': 9.0,
+                    **({'train/reward': 1 - loss / 4, 'train/format': 0.1}
+                       if stage == 'cft' else {}),
                     'timing': {'steps_per_second': 3.0}})
       if step % 100 == 0:
         lines.append({'stage': stage, 'step': step,
                       'validation/ndcg@3': 0.5 - 0.2 * np.exp(-step / 150),
+                      'validation/reward': 0.1,
                       'validation/valid_rate': 1 - np.exp(-step / 50)})
   return [json.dumps(line) for line in lines]
 
@@ -186,10 +205,13 @@ def test_html_is_one_well_formed_page(workdir):
   assert not page.open
   assert 'script' not in page.tags
   assert len(page.ids) == len(set(page.ids))
-  assert page.links and all(link.startswith('#') for link in page.links)
-  assert {link[1:] for link in page.links} <= set(page.ids)
+  assert page.links and all(link.startswith(('#', 'data:image/png;base64,'))
+                            for link in page.links)
+  assert {link[1:] for link in page.links if link[0] == '#'} <= set(page.ids)
   assert not re.search(r'url\((?!#)|@import', text)
-  assert text.count('<svg') == 8
+  assert text.count('<svg') == len(PANELS)
+  for name in PANELS:
+    assert f'id="{name}-' in text, name
   assert '&lt;script&gt;alert(1)' in text
   assert 'prefers-color-scheme:dark' in text
 
@@ -209,10 +231,37 @@ def test_numbers_stand_in_every_output(workdir, content):
   assert '.2811' not in terminal
 
 
+def test_reasoning_stands_beside_the_rows_that_reason(workdir, content):
+  by_name = {row['name']: row['reasoning'] for row in content['rows']}
+  assert by_name['pre_rank'] is None and by_name['gbdt'] is None
+  assert 'novel' not in by_name['ar']
+  assert by_name['naive']['form']['n'] == 400
+  assert by_name['naive']['shown']['n'] == 300
+  low, high = by_name['ar']['choice']['interval']
+  assert low < by_name['ar']['choice']['rate'] < high
+  for text in ((workdir / 'report.md').read_text(), report.summary(content)):
+    line = [x for x in re.split('\n(?=Reasoning|### Reasoning)', text)[1]
+            .splitlines() if 'naive' in x][0]
+    for found in by_name['naive'].values():
+      assert f'{found["rate"]:.3f}' in line
+
+
+def test_reports_of_earlier_versions(content, tmp_path):
+  old = {k: v for k, v in content.items() if k != 'commits'}
+  for key, field in (('rows', 'reasoning'),
+                     ('rows', 'reasoning_tokens_per_forward'),
+                     ('frontier', 'reasoning_tokens_per_forward')):
+    old[key] = [{k: v for k, v in entry.items() if k != field}
+                for entry in old[key]]
+  report.write(tmp_path, old)
+  page = (tmp_path / 'report.html').read_text()
+  assert '>Reasoning<' not in page and '>Steps<' not in page
+
+
 def test_markdown_links_exist_and_rows_have_equal_cells(workdir):
   text = (workdir / 'report.md').read_text(encoding='utf-8')
   links = re.findall(r'!\[[^\]]*\]\(([^)]*)\)', text)
-  assert len(links) == 8
+  assert [re.sub('.*/|.png', '', link) for link in links] == PANELS
   for link in links:
     assert (workdir / link).read_bytes().startswith(b'\x89PNG')
   for block in text.split('\n\n'):
@@ -246,7 +295,7 @@ def test_sections_may_be_empty(content, tmp_path):
               environment={})
   bare['rows'] = [dict(bare['rows'][0], ci=None, recovery=None)]
   bare['dataset'] = {'name': 'own'}
-  for name in ('model', 'examples'):
+  for name in ('model', 'examples', 'commits'):
     del bare[name]
   report.write(tmp_path, bare)
   page = _Page()
@@ -265,8 +314,7 @@ def test_a_missing_section_is_named_and_leaves_nothing(content, tmp_path):
 
 def test_commit_steps_count_within_blocks():
   calls = [0, 3, 1, 3, 5, 5, 9, 7]
-  example = {'block_size': 4, 'tokens': [{'call': c} for c in calls]}
-  assert examples.commit_steps(example) == [0, 2, 1, 2, 0, 0, 2, 1]
+  assert examples.commit_steps(calls, 4) == [0, 2, 1, 2, 0, 0, 2, 1]
 
 
 def test_curves_keep_the_last_value_of_a_step():

@@ -98,7 +98,7 @@ def test_completes_despite_faults(template, tmp_path, mode):
     again, tries_again = sample(questions, endpoint.url, tmp_path / 'a',
                                 max_attempts=4)
   assert outcome.error is None and not outcome.unsettled
-  assert outcome.settled == COUNT and len(outcome.traces) == COUNT - 2
+  assert outcome.settled == COUNT and len(outcome.accepted) == COUNT - 2
   refused, unparseable = (
       outcome.given_up[list(questions.values())[i].fingerprint]
       for i in (0, 1))
@@ -113,9 +113,9 @@ def test_completes_despite_faults(template, tmp_path, mode):
   assert statistics['cost'] == pytest.approx(
       outcome.answers * (100 * 1 + 20 * 10) / 1e6)
   assert tries >= outcome.answers + COUNT - 2 and tries_again == 1  # the 400
-  assert again.traces == outcome.traces
+  assert again.accepted == outcome.accepted
   for question in questions.values():
-    line = outcome.traces.get(question.fingerprint)
+    line = outcome.accepted.get(question.fingerprint)
     if line:
       assert line['recommendations'][0] == str(question.seen.target + 1)
       assert line['mode'] == mode and line['model'] == 'm'
@@ -134,8 +134,8 @@ def test_more_attempts_go_on_from_the_stored_ones(template, tmp_path):
     fewer, none = sample(
         questions, endpoint.url, tmp_path / 'a', max_attempts=1)
   assert len(few.given_up) == 3 and (tries, further, none) == (6, 6, 0)
-  assert all(line['attempts'] == 4 for line in more.traces.values())
-  assert fewer.traces == more.traces  # what was paid for is used
+  assert all(line['attempts'] == 4 for line in more.accepted.values())
+  assert fewer.accepted == more.accepted  # what was paid for is used
 
 
 def test_concurrency_is_kept(template, tmp_path):
@@ -148,7 +148,7 @@ def test_concurrency_is_kept(template, tmp_path):
 
   with endpoint_lib.serve(respond) as endpoint:
     outcome, _ = sample(questions, endpoint.url, tmp_path / 'a', concurrency=4)
-  assert len(outcome.traces) == COUNT
+  assert len(outcome.accepted) == COUNT
   assert endpoint.most_at_once == 4  # and no more than four.
 
 
@@ -184,7 +184,7 @@ def test_a_useless_endpoint_ends_the_run(template, tmp_path, reply, reason):
     outcome, tries = sample(questions, endpoint.url, tmp_path / 'a',
                             endpoint={'retries': 1}, concurrency=2)
   assert outcome.error.startswith(reason)
-  assert tries <= 20 and not outcome.traces
+  assert tries <= 20 and not outcome.accepted
   # An endpoint that works at times is asked to the end.
   index = {key: i for i, key in enumerate(questions)}
 
@@ -198,7 +198,7 @@ def test_a_useless_endpoint_ends_the_run(template, tmp_path, reply, reason):
   if reply.status == 403:
     assert outcome.error
   else:
-    assert outcome.error is None and len(outcome.traces) == COUNT * 3 / 4
+    assert outcome.error is None and len(outcome.accepted) == COUNT * 3 / 4
     assert len(outcome.unsettled) + len(outcome.given_up) == COUNT / 4
 
 

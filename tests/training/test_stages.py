@@ -16,6 +16,8 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 import pytest
 
+from dgr2_jax.tools import compare
+
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = ROOT / 'configs' / 'quickstart.py'
 STAGES = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
@@ -115,6 +117,14 @@ def test_report_has_the_rows_and_the_frontier(finished):
   for name in ('report.html', 'report.md', 'config.json'):
     assert (workdir / name).stat().st_size > 500
   assert 'pre_rank' in stdout and 'TPF' in stdout
+  assert content['rows'][-1]['reasoning']['form']['n'] == content['conditional']
+  assert len(content['commits']) == 3  # thresholds below one
+
+
+def test_responses_are_those_of_the_report(finished):
+  loaded = compare.load('A', finished[0])
+  # Raises where their metrics are not the report's.
+  assert set(compare.paired(loaded, loaded)) == set(loaded.entries())
 
 
 def test_on_policy_stages_learn_from_exact_ratios(finished):

@@ -1,0 +1,259 @@
+"""Has a language model judge the reasoning of two re-rankers.
+
+    python -m dgr2_jax.tools.judge DIR/responses/ar.jsonl \\
+        DIR/responses/rl-tau_0.9.jsonl --url=http://localhost:8000/v1 \\
+        --model=Qwen/Qwen3-32B --output=judge.json
+
+`dgr2_jax.main --stage=evaluate` writes the files (A and B) into its working
+directory; they must be of the same requests. The endpoint speaks OpenAI's chat
+completion protocol; its key, if it wants one, is read from the environment
+variable JUDGE_API_KEY. A second --model (and --url, if it has another) is a
+second judge of the same pairs.
+
+Answers go to OUTPUT.answers.jsonl as they come; the same command again goes on
+where it was stopped. When all is settled the table is printed and OUTPUT holds
+it as JSON, with every verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import json
+import logging as std_logging
+import os
+import pathlib
+import sys
+from typing import Any
+
+from absl import logging
+
+from dgr2_jax.evaluation import judging
+from dgr2_jax.evaluation import outcomes
+from dgr2_jax.evaluation import paper
+from dgr2_jax.evaluation import tables
+from dgr2_jax.trace_generation import cache as cache_lib
+from dgr2_jax.trace_generation import chat
+from dgr2_jax.trace_generation import generation
+from dgr2_jax.trace_generation import sampling
+from dgr2_jax.training import workdir as workdir_lib
+
+_KEY_VARIABLE = 'JUDGE_API_KEY'
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A `sampling.Question` of a pair."""
+  index: int
+  name: str
+  body: Mapping[str, Any]
+
+  @property
+  def fingerprint(self) -> str:
+    return f'{self.index} {self.name}'
+
+  def read(self, reply: chat.Reply) -> tuple[dict | None, str | None]:
+    """The answer, or why there is none."""
+    answer = judging.read(self.name, reply.content)
+    if answer is None:
+      return None, 'cut_off' if reply.finish == 'length' else 'unparseable'
+    return {'answer': answer}, None
+
+  def line(self, **fields: Any) -> dict[str, Any]:
+    return {'pair': self.index, 'question': self.name, **fields}
+
+
+def ask(pairs: Sequence[judging.Pair], endpoint: chat.EndpointConfig,
+        model: str, config: sampling.SamplingConfig,
+        cache: cache_lib.AnswerCache, *, api_key: str | None = None,
+        temperature: float = 0., max_tokens: int = 1024,
+        extra_body: Mapping[str, Any] | None = None
+        ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+  """Asks a judge about all pairs.
+
+  Args:
+    pairs: what to judge.
+    endpoint: whom to ask.
+    model: the name that the endpoint knows it by.
+    config: how long and how fast to ask.
+    cache: keeps the answers.
+    api_key: of the endpoint, if it wants one.
+    temperature: of sampling.
+    max_tokens: of an answer, thinking included.
+    extra_body: further fields of the request body.
+
+  Returns:
+    By pair the answers by question, and what asking took; a question that is
+    given up has no answer.
+
+  Raises:
+    generation.NotComplete: questions are left; what was answered is kept.
+  """
+  def questions() -> Iterator[Question]:
+    for index, pair in enumerate(pairs):
+      for name in judging.QUESTIONS:
+        yield Question(index, name, {
+            'model': model, 'messages': judging.messages(pair, name),
+            'temperature': temperature, 'max_tokens': max_tokens,
+            **(extra_body or {})})
+
+  outcome = asyncio.run(generation.settle(
+      config, lambda stop: chat.Client(endpoint, api_key, stop), cache,
+      questions(), len(pairs) * len(judging.QUESTIONS)))
+  answers = [{} for _ in pairs]
+  for line in outcome.accepted.values():
+    answers[line['pair']][line['question']] = line['answer']
+  return answers, outcome.statistics(config)
+
+
+def table(judges: Sequence[Mapping[str, Any]]) -> tables.Table:
+  """Judges side by side, the published figures in the last column."""
+  cell, number = tables.Cell, tables.number
+
+  def share(found, neutral=None):
+    if found is None:
+      return cell(tables.NONE)
+    low, high = found['interval']
+    return cell(number(found['rate']), f'{number(low)}–{number(high)}',
+                neutral is not None and not low <= neutral <= high)
+
+  def axis(judge, name):
+    found = (judge['axes'] or {}).get(name)
+    if found is None:
+      return cell(tables.NONE)
+    return cell(
+        f'{number(found["A"], 2)} / {number(found["B"], 2)}',
+        tables.interval(found['interval']),
+        tables.excludes_zero(found['interval']))
+
+  def preferred(judge):
+    found = judge['preferred_b_over_a']
+    if found is None:
+      return cell(tables.NONE)
+    return cell(tables.signed(found['mean']),
+                tables.interval(found['interval']),
+                tables.excludes_zero(found['interval']))
+
+  published = paper.JUDGE
+  rows = [('pairs compared', [cell(f'{j["compared"]} of {j["pairs"]}')
+                              for j in judges], published['pairs'])]
+  rows += [(f'{name} preferred' if name != judging.TIE else name,
+            [cell(str(j['verdicts'][name])) for j in judges],
+            published[name]) for name in judging.VERDICTS]
+  rows += [
+      ('B over A', [preferred(j) for j in judges], tables.NONE),
+      ('orders agree', [share(j['order_agreement']) for j in judges],
+       tables.NONE),
+      ('first preferred', [share(j['first_preferred'], .5) for j in judges],
+       tables.NONE)]
+  rows += [(f'{name} A / B', [axis(j, name) for j in judges],
+            published[name]) for name in judging.AXES]
+  return tables.Table(
+      'Judged reasoning',
+      ('', *(j['model'] for j in judges), 'published (AR / diffusion)'),
+      tuple((cell(name), *cells, cell(figure))
+            for name, cells, figure in rows),
+      'A preference counts where both orders of showing give it. First '
+      'preferred: share of preferences for what was shown first; bold where '
+      'its interval excludes .5, a bias. Small: 95% intervals, of scores that '
+      'of B - A. '
+      + paper.JUDGE_NOTE)
+
+
+def run(args: argparse.Namespace) -> None:
+  """Judges, prints the table and writes the JSON."""
+  shown = args.a.parent / outcomes.REQUESTS
+  requests = outcomes.read(shown, 'history', 'candidates')
+  a, b = (outcomes.read(path, 'order', 'explanation')
+          for path in (args.a, args.b))
+  outcomes.check_same_requests({shown: requests, args.a: a, args.b: b})
+  pairs = judging.pairs(requests, a, b, args.pairs, args.seed)
+  config = sampling.SamplingConfig(
+      max_attempts=args.max_attempts, concurrency=args.concurrency)
+  urls = args.url * (len(args.model) if len(args.url) == 1 else 1)
+  if len(urls) != len(args.model):
+    raise ValueError(f'--url: {len(args.url)} for {len(args.model)} models; '
+                     'expected one, or one a model.')
+  judges, answers = [], []
+  with cache_lib.AnswerCache(f'{args.output}.answers.jsonl') as cache:
+    for url, model in zip(urls, args.model, strict=True):
+      said, cost = ask(
+          pairs, chat.EndpointConfig(
+              base_url=url, timeout=args.timeout, retries=args.retries,
+              backoff=args.backoff), model, config, cache,
+          api_key=os.environ.get(_KEY_VARIABLE), temperature=args.temperature,
+          max_tokens=args.max_tokens, extra_body=args.extra_body)
+      answers.append(said)
+      judges.append({'model': model, **judging.statistics(said, seed=args.seed),
+                     'asking': cost})
+  agreement = (judging.agreement(*answers) if len(answers) == 2 else None)
+  workdir_lib.write_text(args.output, json.dumps({
+      'A': str(args.a), 'B': str(args.b), 'judges': judges,
+      'agreement_of_judges': agreement, 'published': paper.JUDGE,
+      'pairs': [{'request': pair.request['request'],
+                 'answers': [said[i] for said in answers]}
+                for i, pair in enumerate(pairs)]}, indent=1) + '\n')
+  found = table(judges)
+  print(f'A: {args.a}\nB: {args.b}\n\n{tables.as_text(found)}\n\n{found.note}')
+  if agreement:
+    print(f'Two judges on {agreement["pairs"]} pairs: '
+          f'kappa {tables.number(agreement["kappa"])}, agreement '
+          f'{tables.number((agreement["agreement"] or {}).get("rate"))}.')
+
+
+def _object(text: str) -> dict[str, Any]:
+  value = json.loads(text)
+  if not isinstance(value, dict) or 'messages' in value:
+    raise ValueError
+  return value
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Judges; what users can mend is one line on stderr and an exit code."""
+  parser = argparse.ArgumentParser(
+      description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  parser.add_argument('a', type=pathlib.Path, metavar='A',
+                      help='responses of the first re-ranker')
+  parser.add_argument('b', type=pathlib.Path, metavar='B',
+                      help='responses of the second')
+  parser.add_argument('--url', action='append', required=True,
+                      help='the endpoint, such as http://localhost:8000/v1')
+  parser.add_argument('--model', action='append', required=True,
+                      help='the judge; twice for two')
+  parser.add_argument('--output', type=pathlib.Path,
+                      default=pathlib.Path('judge.json'), help='JSON to write')
+  for name, kind, default, text in (
+      ('pairs', int, 50, 'how many to draw; 0: all'),
+      ('seed', int, 0, 'of the draw'),
+      ('temperature', float, 0., 'of the judge'),
+      ('max_tokens', int, 1024, 'of an answer, thinking included'),
+      ('max_attempts', int, 3, 'answers to a question before it is given up'),
+      ('concurrency', int, 8, 'questions under way at a time'),
+      ('timeout', float, 120., 'seconds for one answer'),
+      ('retries', int, 8, 'further tries after an error of the endpoint'),
+      ('backoff', float, 1., 'seconds before the first retry, then doubled'),
+      ('extra_body', _object, {}, 'further fields of the request, as JSON')):
+    parser.add_argument(f'--{name}', type=kind, default=default,
+                        help=f'{text} (default: {default})')
+  args = parser.parse_args(argv)
+  logging.set_verbosity(logging.INFO)
+  for name in ('httpx2', 'httpcore2'):  # a line for every request
+    std_logging.getLogger(name).setLevel(std_logging.WARNING)
+  try:
+    if not 1 <= len(args.model) <= 2:
+      raise ValueError(f'{len(args.model)} judges: expected one or two.')
+    if args.pairs < 0:
+      raise ValueError(f'--pairs is {args.pairs}: expected at least 0.')
+    run(args)
+  except generation.NotComplete as e:
+    print(f'error: {e}', file=sys.stderr)
+    sys.exit(e.code)
+  # ValueError covers bad flags and the data's DataError.
+  except (cache_lib.CacheError, ValueError, OSError) as e:
+    sys.exit(f'error: {e}')
+
+
+if __name__ == '__main__':
+  main()
