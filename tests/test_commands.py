@@ -31,8 +31,6 @@ FEW = ["--config.recipe=('ar_sft','convert','cft')",
        *(f'--config.{stage}.{field}' for stage in ('ar_sft', 'cft')
          for field in ('steps=2', 'eval_every=2', 'eval_requests=16',
                        'checkpoint_every=2', 'batch_size=4'))]
-# Of configs whose semantic ids are trained.
-FEWER = '--config.semantic_ids.rqvae.steps=5'
 PREPARE = ('--stage=prepare',)
 # By page: how a command begins, and the arguments that make it short; None is
 # what a test cannot do, installing and running all tests.
@@ -42,7 +40,7 @@ PLAN = {
         ('python3 -m venv', None),
         ('dgr2_jax.main --config=configs/quickstart.py', FEW),
         ('pytest', None),
-        ('dgr2_jax.main --config=configs/beauty_small.py', (*PREPARE, FEWER)),
+        ('dgr2_jax.main --config=configs/beauty_small.py', PREPARE),
         ('dgr2_jax.rerank', ())],
     'CONTRIBUTING.md': [('make test', None), ('pytest', None)],
     'docs/design.md': [('dgr2_jax.tools.huggingface', ())],
@@ -53,7 +51,7 @@ PLAN = {
         ('dgr2_jax.main --config=configs/quickstart_traces.py', PREPARE)],
     'docs/your_data.md': [
         ('experiments/bookshop/make.py', ()),
-        ('dgr2_jax.tools.check_data', ()), ('dgr2_jax.main', [*FEW, FEWER]),
+        ('dgr2_jax.tools.check_data', ()), ('dgr2_jax.main', FEW),
         ('dgr2_jax.rerank', ())]}
 
 
