@@ -6,12 +6,14 @@ dgr2_jax.main` trains one.
 
 import importlib
 
-__all__ = ['Request', 'Reranker']
+_WHERE = {'Request': 'prompting', 'Reranker': 'reranker'}
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str):
   # Loaded when asked for: JAX is slow to import, and commands check their
   # flags first.
-  if name in __all__:
-    return getattr(importlib.import_module('dgr2_jax.serving.reranker'), name)
+  if name in _WHERE:
+    return getattr(
+        importlib.import_module(f'dgr2_jax.serving.{_WHERE[name]}'), name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -4,10 +4,11 @@
         --output=rankings.jsonl
 
 A request is a line {"id": ..., "history": [item_id...], "candidates":
-[item_id...]}, with "scores" or "user_id" if wanted (see `Request`); an answer
-is a line {"id":, "ranking":, "valid":, "explanation":, "forwards":}. Where
-"valid" is false the ranking is the order that came in, or, with --complete,
-a permutation made from the reasoning.
+[item_id...]}, with "scores" or "user_id" if wanted (see `Request`); items that
+the catalogue lacks are objects as in items.jsonl. An answer is a line {"id":,
+"ranking":, "valid":, "explanation":, "forwards":}, with "new_items", their ids,
+if the catalogue lacks some. Where "valid" is false the ranking is the order
+that came in, or, with --complete, a permutation made from the reasoning.
 
 The same command again goes on where it was interrupted; OUTPUT.settings.json
 keeps another model or mode from going on in its place. Lines that cannot be
@@ -31,7 +32,7 @@ from typing import Any, BinaryIO
 
 import tqdm
 
-# Longer lines are not read: no request of ids needs so much.
+# Longer lines are not read: no request needs so much.
 _MAX_LINE = 1 << 20
 _FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
 
@@ -88,6 +89,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _rerank(args: argparse.Namespace) -> int:
+  from dgr2_jax.serving import prompting
   from dgr2_jax.serving import reranker as reranker_lib
   from dgr2_jax.training import logging as metrics_logging
 
@@ -117,7 +119,7 @@ def _rerank(args: argparse.Namespace) -> int:
     waiting = collections.deque()
 
     def requests():
-      for line in _lines(f, reranker_lib.Request, reranker.check):
+      for line in _lines(f, prompting.Request, reranker.check):
         if line.error:
           bad.write(json.dumps({'line': line.number, 'id': line.id,
                                 'error': line.error}) + '\n')
@@ -252,7 +254,7 @@ def _fields(raw: bytes) -> dict[str, Any]:
   if not isinstance(identifier, (str, int)) or isinstance(identifier, bool):
     raise _LineError(f'id is {identifier!r}: expected a string or a whole '
                      'number')
-  for name, kind in (('history', str), ('candidates', str),
+  for name, kind in (('history', (str, dict)), ('candidates', (str, dict)),
                      ('scores', (int, float))):
     value = fields.get(name)
     if name == 'scores' and value is None:
@@ -260,7 +262,7 @@ def _fields(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, list) or not all(
         isinstance(x, kind) and not isinstance(x, bool) for x in value):
       raise _LineError(f'{name}: expected a list of '
-                       + ('item ids' if kind is str else 'numbers'))
+                       + ('numbers' if name == 'scores' else 'items'))
   if not isinstance(fields.get('user_id', ''), (str, type(None))):
     raise _LineError(f'user_id is {fields["user_id"]!r}: expected a string')
   return fields
@@ -270,7 +272,9 @@ def _to_json(identifier: str | int, result) -> str:
   return json.dumps({
       'id': identifier, 'ranking': list(result.ranking), 'valid': result.valid,
       'explanation': result.explanation, 'forwards': result.forwards,
-      **({'completed': True} if result.completed else {})}) + '\n'
+      **({'completed': True} if result.completed else {}),
+      **({'new_items': list(result.new_items)} if result.new_items else {})
+  }) + '\n'
 
 
 if __name__ == '__main__':

@@ -30,6 +30,17 @@ def test_the_method_is_a_table_of_functions():
   assert len(NAMED.findall(text)) > 20
 
 
+def test_the_architecture_names_modules_and_all_packages():
+  text = (ROOT / 'docs' / 'architecture.md').read_text(encoding='utf-8')
+  package = ROOT / 'dgr2_jax'
+  found = {path.name for path in package.rglob('*.py')}
+  assert set(re.findall(r'\w+\.py', text)) <= found
+  for path in re.findall(r'\w+/\w+\.py', text):
+    assert (package / path).exists(), path
+  assert set(re.findall(r'^\| `(\w+)/`', text, re.M)) == {
+      path.parent.name for path in package.glob('*/__init__.py')}
+
+
 @pytest.mark.parametrize('script', sorted(
     ROOT.glob('experiments/launch/*.sh')), ids=lambda path: path.name)
 def test_launch_scripts_are_bash(script):

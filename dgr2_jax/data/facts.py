@@ -17,12 +17,13 @@ level 0 of a count is "never", and the others share what is left evenly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
+from sklearn.feature_extraction import text as feature_text
 
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
@@ -92,9 +93,11 @@ class Statistics:
 
   Attributes:
     histories: the purchases.
+    items: the catalogue.
     leaf: int64 [I] leaf category, -1 unknown.
     brand: int64 [I] brand, -1 unknown.
     text: float64 [I, words] unit TF-IDF rows.
+    words: what `text` counts.
     popularity: int64 [I] buyers.
     together: int64 [I, I] buyers of both items.
     after: int64 [I, I] times the second item directly follows the first.
@@ -103,9 +106,11 @@ class Statistics:
     own_after_leaf: int64 [U, K] its sum over the second leaf.
   """
   histories: histories_lib.Histories
+  items: tuple[interactions.Item, ...]
   leaf: np.ndarray
   brand: np.ndarray
   text: sparse.csr_matrix
+  words: feature_text.TfidfVectorizer
   popularity: np.ndarray
   together: sparse.csr_matrix
   after: sparse.csr_matrix
@@ -137,13 +142,16 @@ def fit(
       h.seen[:-1] & h.seen[1:] & (h.user[:-1] == h.user[1:]))
   a, b = h.items[first], h.items[first + 1]
   num_leaves = int(leaf.max(initial=0)) + 1
+  text, words = item_text.tfidf(dataset.items)
   known = (leaf[a] >= 0) & (leaf[b] >= 0)
   pair = leaf[a[known]] * num_leaves + leaf[b[known]]
   return Statistics(
       histories=h,
+      items=dataset.items,
       leaf=leaf,
       brand=_codes([item.brand for item in dataset.items]),
-      text=item_text.tfidf(dataset.items),
+      text=text,
+      words=words,
       popularity=np.bincount(h.items[slot], minlength=num_items),
       together=(bought.T @ bought).tocsr(),
       after=_count(a, b, (num_items, num_items)),
@@ -156,21 +164,41 @@ def fit(
   )
 
 
-def extended(statistics: Statistics,
-             histories: histories_lib.Histories) -> Statistics:
-  """The same counts beside `histories_lib.extended` purchases."""
-  users = len(histories.start)
+def extended(statistics: Statistics, histories: histories_lib.Histories,
+             new_items: Sequence[interactions.Item] = ()) -> Statistics:
+  """The same counts beside further users and items that nobody bought.
+
+  Args:
+    statistics: of `fit`.
+    histories: from `histories_lib.extended`.
+    new_items: as many as `histories` was extended by. Their texts are read in
+      the catalogue's words.
+  """
+  s, users, size = statistics, len(histories.start), histories.num_items
+  s = dataclasses.replace(
+      s, histories=histories,
+      own_leaf_after=with_empty(s.own_leaf_after, users),
+      own_after_leaf=with_empty(s.own_after_leaf, users))
+  if not new_items:
+    return s
+  items = (*s.items, *new_items)  # codes go by first appearance: none changes
   return dataclasses.replace(
-      statistics, histories=histories,
-      own_leaf_after=_with_rows(statistics.own_leaf_after, users),
-      own_after_leaf=_with_rows(statistics.own_after_leaf, users))
+      s, items=items,
+      leaf=_codes([item.categories for item in items]),
+      brand=_codes([item.brand for item in items]),
+      text=sparse.vstack(
+          [s.text, item_text.of_new(new_items, s.words)], 'csr'),
+      popularity=np.pad(s.popularity, (0, len(new_items))),
+      together=with_empty(s.together, size, size),
+      after=with_empty(s.after, size, size))
 
 
-def _with_rows(matrix: sparse.csr_matrix, rows: int) -> sparse.csr_matrix:
-  """The matrix with empty rows at its end."""
+def with_empty(matrix: sparse.csr_matrix, rows: int,
+               columns: int | None = None) -> sparse.csr_matrix:
+  """The matrix with empty rows, and columns, at its end."""
   indptr = np.pad(matrix.indptr, (0, rows - matrix.shape[0]), mode='edge')
   return sparse.csr_matrix((matrix.data, matrix.indices, indptr),
-                           (rows, matrix.shape[1]))
+                           (rows, columns or matrix.shape[1]))
 
 
 def measure(
@@ -275,8 +303,10 @@ def _measure_chunk(s, users, positions, candidates, scores):
 def _follows(s, users, last_leaf, leaf):
   """Share of `leaf` [n, C] among what follows `last_leaf` [n, 1]."""
   num_leaves = s.leaf_after.shape[0]
-  known = (last_leaf >= 0) & (leaf >= 0)
-  last_leaf, leaf = np.maximum(last_leaf, 0), np.maximum(leaf, 0)
+  # Nothing follows or leads to the categories of new items alone.
+  known = ((last_leaf >= 0) & (last_leaf < num_leaves)
+           & (leaf >= 0) & (leaf < num_leaves))
+  last_leaf, leaf = (np.clip(x, 0, num_leaves - 1) for x in (last_leaf, leaf))
   count = _look_up(s.leaf_after, last_leaf, leaf) - _look_up(
       s.own_leaf_after, users[:, None], last_leaf * num_leaves + leaf)
   total = np.asarray(s.leaf_after.sum(axis=1)).ravel()[last_leaf] - _look_up(

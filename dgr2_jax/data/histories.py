@@ -78,12 +78,14 @@ def _ranges(first: np.ndarray, count: np.ndarray
   return row, first[row] + within
 
 
-def extended(histories: Histories, queries: Sequence[np.ndarray]) -> Histories:
+def extended(histories: Histories, queries: Sequence[np.ndarray],
+             new_items: int = 0) -> Histories:
   """Adds users whose purchases no statistic has counted.
 
   Args:
     histories: U users.
     queries: int [h] item indices of each further user, oldest first.
+    new_items: items that the catalogue lacks; their indices follow its own.
 
   Returns:
     U + len(queries) users; the position after a further user's last purchase
@@ -100,7 +102,7 @@ def extended(histories: Histories, queries: Sequence[np.ndarray]) -> Histories:
       seen=np.concatenate([h.seen, np.zeros(len(slot), bool)]),
       start=np.concatenate([h.start, len(h.items) + start]),
       length=np.concatenate([h.length, length]),
-      num_items=h.num_items)
+      num_items=h.num_items + new_items)
 
 
 def flatten(dataset: interactions.Dataset) -> Histories:

@@ -6,6 +6,7 @@
     DIR/data/purchases.npz         users and their sequences
     DIR/data/semantic_ids.npy      int32 [I, levels]
     DIR/data/semantic_ids.json     what made them, and how good they are
+    DIR/data/semantic_ids_model.npz  gives ids to items that come later
     DIR/data/requests.npz          requests of all splits
     DIR/data/scores.npz            the boosted ranker's scores of all splits
     DIR/data/tokenizer/            text.json, special_tokens.json

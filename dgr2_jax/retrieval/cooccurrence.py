@@ -28,6 +28,7 @@ from ml_collections import config_dict
 import numpy as np
 from scipy import sparse
 
+from dgr2_jax.data import facts
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
 
@@ -116,12 +117,14 @@ class Cooccurrence:
 
 def extended(retriever: Cooccurrence,
              histories: histories_lib.Histories) -> Cooccurrence:
-  """The same weights beside `histories_lib.extended` purchases."""
-  own, slots = retriever.own, len(histories.items)
-  indptr = np.pad(own.indptr, (0, slots - own.shape[0]), mode='edge')
+  """The same weights beside `histories_lib.extended` users and items."""
+  slots, items = len(histories.items), histories.num_items
   return dataclasses.replace(
       retriever, histories=histories,
-      own=sparse.csr_matrix((own.data, own.indices, indptr), (slots, slots)))
+      own=facts.with_empty(retriever.own, slots, slots),
+      weights=facts.with_empty(retriever.weights, items, items),
+      popularity=np.pad(
+          retriever.popularity, (0, items - len(retriever.popularity))))
 
 
 def fit(

@@ -1,7 +1,9 @@
 """The semantic ids of a catalogue, by whichever method the config names.
 
-    semantic_ids.npy    int32 [I, levels], in the catalogue's order
-    semantic_ids.json   version, kind, settings, hash of the embeddings, quality
+    semantic_ids.npy        int32 [I, levels], in the catalogue's order
+    semantic_ids.json       version, kind, settings, hash of the embeddings,
+                            quality
+    semantic_ids_model.npz  centroids or RQ-VAE, for items that come later
 
 `config.semantic_ids` without the section `rqvae` is residual k-means. The
 version is a hash of all that decides the ids: kind, settings and embeddings.
@@ -17,16 +19,21 @@ import pathlib
 from typing import Any
 
 from absl import logging
+from flax import traverse_util
 import ml_collections
 import numpy as np
 
 from dgr2_jax.data import interactions
+from dgr2_jax.data import item_text
 from dgr2_jax.semantic_ids import embeddings as embeddings_lib
 from dgr2_jax.semantic_ids import fitting
+from dgr2_jax.semantic_ids import last_level
 from dgr2_jax.semantic_ids import quality
 from dgr2_jax.semantic_ids import residual_kmeans
 from dgr2_jax.semantic_ids import rqvae
 from dgr2_jax.training import workdir
+
+_MODEL = 'semantic_ids_model.npz'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +43,20 @@ class SemanticIds:
   Attributes:
     ids: int32 [I, levels].
     description: what semantic_ids.json holds.
+    model: arrays by name, for `Encoder`.
   """
   ids: np.ndarray
   description: dict[str, Any]
+  model: dict[str, np.ndarray]
 
   def save(self, directory: pathlib.Path) -> None:
-    """Writes both files."""
+    """Writes the files."""
     with open(directory / 'semantic_ids.npy', 'wb') as f:
       np.save(f, self.ids)
     workdir.write_text(directory / 'semantic_ids.json',
                        json.dumps(self.description, indent=1) + '\n')
+    with open(directory / _MODEL, 'wb') as f:
+      np.savez(f, **self.model)
 
 
 def check(section: ml_collections.ConfigDict) -> None:
@@ -87,7 +98,8 @@ def build(items: Sequence[interactions.Item],
   if 'rqvae' not in section:
     kind = 'residual_kmeans'
     embeddings = residual_kmeans.text_embeddings(items, section)
-    ids = residual_kmeans.fit_semantic_ids(embeddings, section)
+    ids, centroids = residual_kmeans.fit_semantic_ids(embeddings, section)
+    model = {str(level): table for level, table in enumerate(centroids)}
     report = quality.report(ids, section.codes, items)
   else:
     kind = 'rqvae'
@@ -97,6 +109,7 @@ def build(items: Sequence[interactions.Item],
     embeddings = embeddings_lib.embed(items, source, section)
     fitted = fitting.fit(embeddings, config)
     ids = fitted.ids
+    model = traverse_util.flatten_dict(fitted.params, sep='/')
     report = {**quality.report(ids, config.codes, items, fitted.nearest),
               'reconstruction': fitted.reconstruction}
     # With the defaults, which may change; a path says nothing of its content.
@@ -112,4 +125,64 @@ def build(items: Sequence[interactions.Item],
   version = hashlib.sha256(
       json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
   return SemanticIds(
-      ids, {'version': version, **made_from, 'quality': report})
+      ids, {'version': version, **made_from, 'quality': report}, model)
+
+
+class Encoder:
+  """Gives ids to items that the catalogue lacks, by what made its ids."""
+
+  def __init__(self, items: Sequence[interactions.Item], ids: np.ndarray,
+               section: ml_collections.ConfigDict, directory: pathlib.Path):
+    """Reads the model.
+
+    Args:
+      items: the catalogue, I items.
+      ids: int [I, levels], theirs.
+      section: `config.semantic_ids`, as for `build`.
+      directory: where `SemanticIds.save` left its files.
+
+    Raises:
+      ValueError: new items have no embedding, or ids were made by an earlier
+        version, which kept no model.
+    """
+    self._ids, self._section, self._text = ids, section, None
+    self._source = (_embedding_config(section) if 'rqvae' in section
+                    else embeddings_lib.EmbeddingConfig())
+    if self._source.kind == 'npy':
+      raise ValueError(f'the embeddings are a file, {self._source.path}, which '
+                       'has no rows for new items')
+    path = directory / _MODEL
+    if not path.exists():
+      raise ValueError(f'{path} is missing: prepared by an earlier version of '
+                       'dgr2_jax')
+    with np.load(path) as f:
+      self._model = dict(f)
+    if self._source.kind == 'tfidf':
+      self._text = residual_kmeans.text_model(items, section)
+
+  def __call__(self, items: Sequence[interactions.Item]) -> np.ndarray:
+    """int32 [n, levels]: the nearest ids that nobody has.
+
+    Raises:
+      ValueError: no id is free.
+    """
+    section = self._section
+    if section.codes ** section.levels < len(self._ids) + len(items):
+      raise ValueError(f'all {section.codes}^{section.levels} semantic ids are '
+                       'taken')
+    if self._text:
+      points = self._text.embed(item_text.of_new(items, self._text.words))
+    else:
+      points = embeddings_lib.embed(items, self._source, section)
+    if 'rqvae' in section:
+      params = traverse_util.unflatten_dict(self._model, sep='/')
+      model = rqvae.RqVae(
+          rqvae.RqVaeConfig.from_config(section), points.shape[1])
+      points = np.asarray(
+          model.apply({'params': params}, points, method='encode'))
+      tables = list(params['codebooks'])
+    else:
+      tables = [self._model[str(level)] for level in range(section.levels)]
+    return last_level.collision_aware(
+        points, residual_kmeans.nearest(points, tables), tables, section.codes,
+        self._ids)

@@ -47,10 +47,12 @@ class Fitted(NamedTuple):
     nearest: int32 [I, L], the nearest code at every level; rows may be equal.
     ids: int32 [I, L], after the last level.
     reconstruction: mean |e - e'|^2 of unit rows e, by 'nearest' and 'ids'.
+    params: of the RQ-VAE.
   """
   nearest: np.ndarray
   ids: np.ndarray
   reconstruction: dict[str, float]
+  params: Any
 
 
 def fit(embeddings: np.ndarray, config: rqvae.RqVaeConfig) -> Fitted:
@@ -92,7 +94,7 @@ def read_ids(model: rqvae.RqVae, params: Any,
     ids = last_level.collision_aware(latent, nearest, tables, config.codes)
   return Fitted(nearest, ids, {
       'nearest': _reconstruction(model, params, embeddings, nearest),
-      'ids': _reconstruction(model, params, embeddings, ids)})
+      'ids': _reconstruction(model, params, embeddings, ids)}, params)
 
 
 def check_sizes(items: int, config: rqvae.RqVaeConfig) -> None:

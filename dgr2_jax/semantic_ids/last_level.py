@@ -37,6 +37,7 @@ def collision_aware(
     ids: np.ndarray,
     centroids: Sequence[np.ndarray],
     codes: int,
+    taken: np.ndarray | None = None,
 ) -> np.ndarray:
   """Moves items off shared ids, to the nearest free code of the last level.
 
@@ -45,10 +46,11 @@ def collision_aware(
   so on upwards.
 
   Args:
-    points: float [I, E], what was quantised; I <= K^L.
+    points: float [I, E], what was quantised.
     ids: int [I, L], the nearest centroids.
     centroids: L tables, float [k, E] with k <= K.
     codes: K.
+    taken: int [T, L], ids of others, which stay theirs; I + T <= K^L.
 
   Returns:
     int32 [I, L], rows unique.
@@ -81,6 +83,8 @@ def collision_aware(
             path, residual - (table[code] if code < len(table) else 0.0))
     raise AssertionError('no free id: capacity was checked before')
 
+  for path in () if taken is None else map(tuple, taken.tolist()):
+    place(path)
   waiting = []
   for item in np.lexsort((np.arange(len(ids)), distance)).tolist():
     path = tuple(ids[item].tolist())

@@ -11,16 +11,52 @@ later ones by the nearest codes that are still free.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ml_collections import config_dict
 import numpy as np
+from scipy import sparse
 from sklearn import cluster
 from sklearn import decomposition
+from sklearn.feature_extraction import text
 import threadpoolctl
 
 from dgr2_jax.data import interactions
 from dgr2_jax.data import item_text
 from dgr2_jax.semantic_ids import last_level
+
+
+class TextModel(NamedTuple):
+  """How a catalogue's texts become embeddings.
+
+  Attributes:
+    rows: float64 [I, words], the catalogue's TF-IDF rows.
+    words: what they count.
+    projection: float64 [E, words].
+  """
+  rows: sparse.csr_matrix
+  words: text.TfidfVectorizer
+  projection: np.ndarray
+
+  def embed(self, rows: sparse.csr_matrix) -> np.ndarray:
+    """float32 [n, E], unit rows, of TF-IDF rows [n, words]."""
+    with threadpoolctl.threadpool_limits(1):
+      embeddings = rows @ self.projection.T
+    norm = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return (embeddings / np.maximum(norm, 1e-12)).astype(np.float32)
+
+
+def text_model(items: Sequence[interactions.Item],
+               config: config_dict.ConfigDict) -> TextModel:
+  """Fits what `text_embeddings` embeds with."""
+  rows, words = item_text.tfidf(items)
+  if rows.shape[1] == 1:
+    return TextModel(rows, words, np.ones((1, 1)))
+  # One thread: sums in a fixed order, the same embedding every time.
+  with threadpoolctl.threadpool_limits(1):
+    svd = decomposition.TruncatedSVD(
+        min(config.svd_dim, *rows.shape), random_state=config.seed).fit(rows)
+  return TextModel(rows, words, svd.components_)
 
 
 def text_embeddings(
@@ -39,20 +75,13 @@ def text_embeddings(
   Raises:
     DataError: no item has any text.
   """
-  vectors = item_text.tfidf(items)
-  size = min(config.svd_dim, *vectors.shape)
-  # One thread: sums in a fixed order, the same embedding every time.
-  with threadpoolctl.threadpool_limits(1):
-    embeddings = vectors.toarray() if vectors.shape[1] == 1 else (
-        decomposition.TruncatedSVD(
-            size, random_state=config.seed).fit_transform(vectors))
-  norm = np.linalg.norm(embeddings, axis=1, keepdims=True)
-  return (embeddings / np.maximum(norm, 1e-12)).astype(np.float32)
+  model = text_model(items, config)
+  return model.embed(model.rows)
 
 
 def fit_semantic_ids(
     embeddings: np.ndarray, config: config_dict.ConfigDict
-) -> np.ndarray:
+) -> tuple[np.ndarray, list[np.ndarray]]:
   """Gives every item an id of its own.
 
   Args:
@@ -60,7 +89,8 @@ def fit_semantic_ids(
     config: the section `semantic_ids`: `levels`, `codes`, `seed`.
 
   Returns:
-    int32 [I, levels] in [0, codes), rows unique.
+    int32 [I, levels] in [0, codes), rows unique; and the centroids, a table
+    [k, E] a level.
 
   Raises:
     ValueError: `levels` or `codes` is below one, or codes^levels ids do not
@@ -76,7 +106,18 @@ def fit_semantic_ids(
         f'config.semantic_ids: {codes}^{levels} ids do not suffice for '
         f'{len(embeddings)} items; raise levels or codes')
   centroids, ids = residual_clusters(embeddings, levels, codes, config.seed)
-  return last_level.collision_aware(embeddings, ids, centroids, codes)
+  return (last_level.collision_aware(embeddings, ids, centroids, codes),
+          centroids)
+
+
+def nearest(points: np.ndarray, centroids: Sequence[np.ndarray]) -> np.ndarray:
+  """The nearest centroid at every level, int [n, L], of points [n, E]."""
+  residual, ids = np.asarray(points, np.float64), []
+  for table in centroids:
+    code = ((residual[:, None] - table) ** 2).sum(-1).argmin(1)
+    residual = residual - table[code]
+    ids.append(code)
+  return np.stack(ids, axis=1)
 
 
 def residual_clusters(

@@ -1,11 +1,15 @@
 """Tests of the bucketed facts."""
 
+import dataclasses
+
 import hypothesis
 import numpy as np
 import pytest
+from sklearn.feature_extraction import text as feature_text
 
 from dgr2_jax.data import facts
 from dgr2_jax.data import histories
+from dgr2_jax.data import interactions
 from tests.data import shoppers
 
 
@@ -112,3 +116,45 @@ def test_names():
   assert facts.index('rank') == 0
   with pytest.raises(ValueError, match="'colour'.*popularity"):
     facts.index('colour')
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(shoppers.datasets)
+def test_new_items_are_catalogued_items_that_nobody_bought(dataset):
+  """Facts beside five new items equal those of a catalogue that has them."""
+  known = len(dataset.items)
+  new = tuple(
+      interactions.Item(f'n{i}', f'soap number{i} w{i % 4}', categories, brand)
+      for i, (categories, brand) in enumerate([
+          (('Root', 'Leaf1'), 'B1'), (('Root', 'New'), 'New'), ((), ''),
+          (('Root', 'New'), 'B2'), (('Root', 'Leaf3'), 'New')]))
+  whole = dataclasses.replace(dataset, items=(*dataset.items, *new))
+  rng = np.random.default_rng(0)
+  # Further users, whose histories and candidates mix both kinds.
+  order = [rng.permutation(known + 5) for _ in range(20)]
+  queries = [o[:rng.integers(1, 6)].astype(np.int32) for o in order]
+  candidates = np.stack([o[-10:] for o in order])
+  users = len(dataset.users) + np.arange(20)
+  positions = np.array([len(q) for q in queries])
+  scores = np.tile(np.linspace(2, 1, 10), (20, 1))
+
+  flat = histories.flatten(dataset)
+  more = histories.extended(flat, queries, len(new))
+  got = facts.measure(facts.extended(facts.fit(dataset, flat), more, new),
+                      users, positions, candidates, scores)
+  flat = histories.flatten(whole)
+  statistics = facts.fit(whole, flat)
+  want = facts.measure(
+      facts.extended(statistics, histories.extended(flat, queries)),
+      users, positions, candidates, scores)
+  for fact in facts.FACTS:
+    if fact.name != 'similarity':  # words weigh by the catalogue alone
+      np.testing.assert_array_equal(got[fact.name], want[fact.name], fact.name)
+  said = [' '.join((i.title, i.brand, *i.categories)) for i in whole.items]
+  rows = feature_text.TfidfVectorizer(sublinear_tf=True).fit(
+      said[:known]).transform(said)
+  cosine = (rows @ rows.T).toarray()
+  for row, query in enumerate(queries):
+    np.testing.assert_allclose(
+        got['similarity'][row],
+        cosine[query[-facts.RECENT:]][:, candidates[row]].max(0), atol=1e-12)

@@ -124,3 +124,20 @@ def test_small_catalogue_is_an_error():
 def test_bad_window():
   with pytest.raises(ValueError, match='window is 0'):
     fit(shoppers.make(0), window=0)
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(shoppers.datasets)
+def test_new_items_score_as_catalogued_ones_that_nobody_bought(dataset):
+  known = len(dataset.items)
+  whole = dataclasses.replace(dataset, items=(
+      *dataset.items, interactions.Item('n0', '', ('x',)),
+      interactions.Item('n1', '', ('x',))))
+  queries = [np.array(q, np.int32) for q in (
+      [known], [0, known, 3], [1, 2], [known + 1, 4])]
+  users, positions = len(dataset.users) + np.arange(4), np.array([1, 3, 2, 2])
+  got = cooccurrence.extended(fit(dataset), histories.extended(
+      histories.flatten(dataset), queries, 2)).scores(users, positions)
+  want = cooccurrence.extended(fit(whole), histories.extended(
+      histories.flatten(whole), queries)).scores(users, positions)
+  np.testing.assert_array_equal(got, want)

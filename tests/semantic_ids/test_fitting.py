@@ -137,7 +137,7 @@ def counted(embeddings, config):
   place = config.codes ** np.arange(config.levels)[::-1]
   ids = (np.arange(len(embeddings))[:, None] // place % config.codes).astype(
       np.int32)
-  return fitting.Fitted(ids, ids, {'nearest': 0., 'ids': 0.})
+  return fitting.Fitted(ids, ids, {'nearest': 0., 'ids': 0.}, {})
 
 
 def test_ids_are_stored_with_what_made_them(tmp_path, monkeypatch):
@@ -178,7 +178,37 @@ def test_without_a_section_ids_are_residual_kmeans():
   made = catalogue.build(items, plain)
   assert made.description['kind'] == 'residual_kmeans'
   np.testing.assert_array_equal(made.ids, residual_kmeans.fit_semantic_ids(
-      residual_kmeans.text_embeddings(items, plain), plain))
+      residual_kmeans.text_embeddings(items, plain), plain)[0])
+
+
+@pytest.mark.parametrize('kind', ['residual_kmeans', 'rqvae'])
+def test_new_items_get_the_nearest_free_ids_of_the_kept_model(tmp_path, kind):
+  items = shoppers.make(0).items
+  config = section(steps=3)
+  if kind == 'residual_kmeans':
+    del config.rqvae
+  made = catalogue.build(items, config)
+  made.save(tmp_path)
+  # Were no id taken, the catalogue would get its own ids again.
+  again = catalogue.Encoder(items, made.ids[:0], config, tmp_path)
+  np.testing.assert_array_equal(again(items), made.ids)
+  # All are: twins get others, most of them beside their twins.
+  twins = catalogue.Encoder(items, made.ids, config, tmp_path)(items)
+  assert len(np.unique(np.concatenate([made.ids, twins]), axis=0)) == 40
+  assert (twins[:, :2] == made.ids[:, :2]).all(1).mean() > .5
+  with pytest.raises(ValueError, match='all 8.3 semantic ids are taken'):
+    catalogue.Encoder(items, np.zeros((8 ** 3, 3), int), config, tmp_path)(
+        items)
+  (tmp_path / 'semantic_ids_model.npz').unlink()
+  with pytest.raises(ValueError, match='an earlier version'):
+    catalogue.Encoder(items, made.ids, config, tmp_path)
+
+
+def test_new_items_have_no_row_in_a_matrix(tmp_path):
+  with pytest.raises(ValueError, match='no rows for new items'):
+    catalogue.Encoder(
+        shoppers.make(0).items, np.zeros((20, 3), int), section(
+            embeddings=dict(kind='npy', path='e.npy')), tmp_path)
 
 
 def test_bad_sections():

@@ -16,6 +16,10 @@ def config(**changes):
       dict(dict(levels=3, codes=8, svd_dim=16, seed=0), **changes))
 
 
+def fit(embeddings, section):
+  return residual_kmeans.fit_semantic_ids(embeddings, section)[0]
+
+
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(
     st.integers(1, 3), st.integers(1, 5), st.integers(0, 2 ** 16),
@@ -26,7 +30,7 @@ def test_ids_are_unique_up_to_full_capacity(
   rng = np.random.default_rng(seed)
   embeddings = rng.normal(size=(count, 4)).astype(np.float32)
   embeddings[rng.random(count) < duplicates] = embeddings[0]
-  ids = residual_kmeans.fit_semantic_ids(
+  ids = fit(
       embeddings, config(levels=levels, codes=codes))
   assert ids.shape == (count, levels) and ids.dtype == np.int32
   assert ids.min() >= 0 and ids.max() < codes
@@ -38,11 +42,11 @@ def test_similar_items_share_prefixes_and_fits_repeat():
   group = np.repeat(np.arange(6), 20)
   embeddings = (10 * rng.normal(size=(6, 8))[group]
                 + .1 * rng.normal(size=(120, 8))).astype(np.float32)
-  ids = residual_kmeans.fit_semantic_ids(embeddings, config(codes=6))
+  ids = fit(embeddings, config(codes=6))
   for g in range(6):
     assert len(set(ids[group == g, 0].tolist())) == 1
   np.testing.assert_array_equal(
-      ids, residual_kmeans.fit_semantic_ids(embeddings, config(codes=6)))
+      ids, fit(embeddings, config(codes=6)))
 
 
 def test_more_codes_than_items():
@@ -51,7 +55,7 @@ def test_more_codes_than_items():
   assert embeddings.dtype == np.float32 and embeddings.shape[0] == 20
   np.testing.assert_allclose(
       np.linalg.norm(embeddings, axis=1), 1, rtol=1e-5)
-  ids = residual_kmeans.fit_semantic_ids(embeddings, config(codes=256))
+  ids = fit(embeddings, config(codes=256))
   assert len(np.unique(ids, axis=0)) == 20
 
 
@@ -59,16 +63,16 @@ def test_a_single_word():
   items = [interactions.Item(str(i), 'soap', ('soap',)) for i in range(5)]
   embeddings = residual_kmeans.text_embeddings(items, config())
   np.testing.assert_array_equal(embeddings, np.ones((5, 1)))
-  assert len(np.unique(residual_kmeans.fit_semantic_ids(
+  assert len(np.unique(fit(
       embeddings, config()), axis=0)) == 5
 
 
 def test_errors():
   with pytest.raises(ValueError, match=r'2\^2 ids do not suffice for 5'):
-    residual_kmeans.fit_semantic_ids(np.zeros((5, 2)), config(
+    fit(np.zeros((5, 2)), config(
         codes=2, levels=2))
   with pytest.raises(ValueError, match='levels=0'):
-    residual_kmeans.fit_semantic_ids(np.zeros((1, 2)), config(levels=0))
+    fit(np.zeros((1, 2)), config(levels=0))
   with pytest.raises(interactions.DataError, match='no words'):
     residual_kmeans.text_embeddings(
         [interactions.Item('a', '', ())], config())

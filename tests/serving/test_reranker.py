@@ -11,17 +11,19 @@ import pytest
 
 import dgr2_jax
 from dgr2_jax import rerank
+from dgr2_jax.data import facts
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prepare
 from dgr2_jax.data import traces
 from dgr2_jax.decoding import batching
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.serving import prompting
 from dgr2_jax.serving import reranker as reranker_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
 
 _CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'quickstart.py'
-Request = reranker_lib.Request
+Request = prompting.Request
 
 
 @pytest.fixture(scope='module')
@@ -52,9 +54,9 @@ def requests_of(reranker, split='test'):
 
 
 def prompts_of(reranker, requests):
-  checked = [reranker._checked(r) for r in requests]
-  return [reranker._template.prompt(r).ids
-          for r in reranker._with_facts(checked)]
+  checked = [reranker._prompter.checked(r) for r in requests]
+  return [reranker._prompter.template(r).prompt(r).ids
+          for r in reranker._prompter.with_facts(checked)]
 
 
 @pytest.mark.parametrize('split', ['validation', 'test'])
@@ -105,14 +107,15 @@ def writing(monkeypatch, write):
 
 def test_answers_are_the_responses_orders(reranker, monkeypatch):
   requests = requests_of(reranker)[:5]
-  checked = reranker._with_facts([reranker._checked(r) for r in requests])
+  checked = reranker._prompter.with_facts(
+      [reranker._prompter.checked(r) for r in requests])
   asked = dict(zip(map(bytes, prompts_of(reranker, requests)), checked))
 
   def write(prompt, tokens):
     request = asked[bytes(prompt)]
     if request is checked[3]:
       return len(tokens)  # garbage
-    response = reranker._template.response(
+    response = reranker._prompter._template.response(
         request, traces.target_first(
             request.candidates, request.candidates[-1]), 1, np.zeros(10, int)
     ).ids
@@ -134,14 +137,15 @@ def test_answers_are_the_responses_orders(reranker, monkeypatch):
 
 def test_invalid_answers_can_be_completed(reranker, monkeypatch):
   requests = requests_of(reranker)[:3]
-  checked = reranker._with_facts([reranker._checked(r) for r in requests])
+  checked = reranker._prompter.with_facts(
+      [reranker._prompter.checked(r) for r in requests])
   prompts = [list(ids) for ids in prompts_of(reranker, requests)]
 
   def write(prompt, tokens):
     which = prompts.index(list(prompt))
     if which == 1:
       return len(tokens)  # not even a marker
-    response = reranker._template.response(
+    response = reranker._prompter._template.response(
         checked[which], np.arange(10), 1, np.zeros(10, int)).ids
     tokens[:len(response)] = response
     if which == 0:
@@ -182,7 +186,7 @@ def test_every_mode_decodes_and_neighbours_change_nothing(reranker, mode):
     (dict(user_id='nobody'), "user_id: unknown user 'nobody'")])
 def test_bad_requests_are_named(reranker, changes, message):
   good = requests_of(reranker)[0]
-  with pytest.raises(reranker_lib.RequestError, match=f'request 1: {message}'):
+  with pytest.raises(prompting.RequestError, match=f'request 1: {message}'):
     reranker.rerank([good, dataclasses.replace(good, **changes)])
 
 
@@ -192,10 +196,72 @@ def test_candidates_differ_and_are_new(reranker):
       (good.candidates[:9] + good.candidates[:1], 'stands twice'),
       (good.candidates[:9] + list(good.history[:1]), 'is in the history'),
       (good.candidates + ['x'], 'unknown item')):
-    with pytest.raises(reranker_lib.RequestError, match=message):
+    with pytest.raises(prompting.RequestError, match=message):
       reranker.check(dataclasses.replace(good, candidates=candidates))
-  with pytest.raises(reranker_lib.RequestError, match='purchases of user'):
+  with pytest.raises(prompting.RequestError, match='purchases of user'):
     reranker.check(dataclasses.replace(good, history=good.history[::-1]))
+
+
+def described(reranker, item_id, name):
+  """A catalogue's item as one that it lacks."""
+  item = next(item for item in reranker._experiment.data.items
+              if item.item_id == item_id)
+  return {'item_id': name, 'title': item.title, 'brand': item.brand,
+          'categories': list(item.categories)}
+
+
+def test_new_items_are_read_as_never_bought(reranker, monkeypatch):
+  good = dataclasses.replace(requests_of(reranker)[0], user_id=None)
+  new = described(reranker, good.candidates[4], 'new')
+  candidates = [*good.candidates[:4], new, *good.candidates[5:]]
+  asked = dataclasses.replace(good, candidates=candidates)
+  checked, = reranker._prompter.with_facts([reranker._prompter.checked(asked)])
+  level = dict(zip([fact.name for fact in facts.FACTS], checked.facts[4]))
+  for name in ('bought_with_last', 'bought_with_history', 'popularity',
+               'bought_after_last'):
+    assert level[name] == 0
+  # Category and brand are those of the item that it describes.
+  before, = reranker._prompter.with_facts([reranker._prompter.checked(good)])
+  for name in ('category', 'brand', 'rank', 'follows', 'similarity'):
+    assert level[name] == before.facts[4][facts.index(name)]
+  ids, was = prompts_of(reranker, [asked, good])
+  assert len(ids) == len(was) and (ids != was).any()
+
+  writing(monkeypatch, lambda prompt, tokens: len(tokens))
+  first, second = reranker.rerank([asked, good])
+  assert first.ranking == tuple(
+      'new' if x is new else x for x in candidates)
+  assert (first.new_items, second.new_items) == (('new',), ())
+
+
+def test_histories_may_hold_new_items(reranker):
+  good = dataclasses.replace(requests_of(reranker)[0], user_id=None)
+  new = {'item_id': 'new', 'title': 'A thing', 'categories': ['Things']}
+  known = described(reranker, good.candidates[0], good.candidates[0])
+  alone = dataclasses.replace(good, history=[new, new])
+  ids, again = prompts_of(reranker, [alone, dataclasses.replace(
+      alone, candidates=[known, *good.candidates[1:]])])
+  np.testing.assert_array_equal(ids, again)
+  last = prompts_of(reranker, [dataclasses.replace(
+      good, history=[*good.history, new])])[0]
+  tokenizer = reranker._experiment.data.tokenizer
+  assert tokenizer.id('<|other_category|>') in last
+  assert tokenizer.id('<|no_brand|>') in last
+
+
+@pytest.mark.parametrize('item, message', [
+    ({}, "field 'item_id' must be a non-empty string"),
+    ({'item_id': 'x', 'title': 3, 'categories': ['a']}, "field 'title'"),
+    (7, 'expected a JSON object')])
+def test_bad_descriptions_are_named(reranker, item, message):
+  good = requests_of(reranker)[0]
+  with pytest.raises(prompting.RequestError, match=f'history: .*{message}'):
+    reranker.check(Request([item], good.candidates))
+  one = {'item_id': 'x', 'title': 'x', 'categories': ['a']}
+  with pytest.raises(prompting.RequestError, match="'x' is described in two"):
+    reranker.check(Request([one, {**one, 'title': 'y'}], good.candidates))
+  with pytest.raises(prompting.RequestError, match="'x' is in the history"):
+    reranker.check(Request([one], [one, *good.candidates[1:]]))
 
 
 def test_what_is_no_working_directory_is_said(tmp_path, workdir):
@@ -256,6 +322,17 @@ def test_command_answers_the_good_and_lists_the_bad(command, reranker):
                              'forwards'}
   assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16]
   assert 'the same as in line 1' in errors[3]['error']
+
+
+def test_command_takes_items_that_the_catalogue_lacks(command, reranker):
+  good = requests_of(reranker)[0]
+  new = described(reranker, good.candidates[0], 'new')
+  code, answers, _ = command([
+      line_of('a', dataclasses.replace(
+          good, candidates=[new, *good.candidates[1:]])), line_of('b', good)])
+  assert code == 0 and answers[0]['new_items'] == ['new']
+  assert sorted(answers[0]['ranking']) == sorted(['new', *good.candidates[1:]])
+  assert 'new_items' not in answers[1]
 
 
 def test_command_goes_on_where_it_stopped(command, reranker, tmp_path):
