@@ -44,11 +44,18 @@ PLAN = {
         ('dgr2_jax.rerank', ())],
     'CONTRIBUTING.md': [('make test', None), ('pytest', None)],
     'docs/design.md': [('dgr2_jax.tools.huggingface', ())],
+    'docs/evaluation.md': [
+        ('pip install', None), ('dgr2_jax.tools.judge', ('--pairs=3',)),
+        ('dgr2_jax.tools.compare', ())],
+    # Programs that take minutes to compile; tests/tools/test_plan.py.
+    'docs/scaling.md': [('dgr2_jax.tools.plan', None)],
     'docs/traces.md': [
         ('pip install', None), ('dgr2_jax.main', PREPARE),
         ('dgr2_jax.tools.generate_traces', ('--max_requests=30',
                                             '--max_attempts=2')),
-        ('dgr2_jax.main --config=configs/quickstart_traces.py', PREPARE)],
+        ('dgr2_jax.main --config=configs/quickstart_traces.py', PREPARE),
+        # A model that has learned; tests/trace_generation/test_own_model.py.
+        ('dgr2_jax.tools.generate_traces --workdir=DIR --stage', None)],
     'docs/your_data.md': [
         ('experiments/bookshop/make.py', ()),
         ('dgr2_jax.tools.check_data', ()), ('dgr2_jax.main', FEW),
@@ -73,6 +80,9 @@ class Shell:
     self._paths = {
         '/tmp/': f'{directory}/', 'data.path=DIR': 'data.path=bookshop',
         'workdir=DIR': 'workdir=dgr2_quickstart',
+        'DIR1 DIR2 --output=DIR': 'dgr2_quickstart bookshop_run --output=two',
+        'DIR/responses/rl-': 'dgr2_quickstart/responses/cft-',
+        'DIR/responses/': 'dgr2_quickstart/responses/',
         'quickstart.py': 'quickstart.py:smoke',
         'quickstart_traces.py': 'quickstart_traces.py:smoke',
         'http://localhost:8000/v1': endpoint}
@@ -109,6 +119,10 @@ class Shell:
 @pytest.fixture(scope='module')
 def shell(tmp_path_factory):
   def answer(body, before):  # the retriever's first, or its second
+    if 'who judges' in body['messages'][0]['content']:
+      return endpoint_lib.completion(json.dumps(dict(
+          grounding=4, consistency=4, flow=4, identifiers=1,
+          preference='tie')))
     return endpoint_lib.completion(endpoint_lib.faithful(body, 1 + before % 2))
 
   with endpoint_lib.serve(answer) as endpoint:
@@ -168,6 +182,14 @@ def test_export(shell):
   shell.follow('README.md')
   shell.follow('docs/design.md')
   assert (shell.directory / 'OUT' / 'config.json').exists()
+
+
+def test_evaluation(shell):
+  shell.follow('docs/your_data.md')
+  shell.follow('README.md')
+  told = shell.follow('docs/evaluation.md')
+  assert '3 of 3' in told['dgr2_jax.tools.judge']
+  assert (shell.directory / 'two' / 'compare.html').exists()
 
 
 def test_traces(shell):

@@ -41,7 +41,7 @@ from dgr2_jax.retrieval import packing
 
 TASKS = ('persona', 'sequential', 'caption', 'text')
 SPLITS = ('train', 'held_out')
-_SID = ('sid',)
+SID = ('sid',)
 _ATTRIBUTES = ('title', 'category', 'brand')
 
 
@@ -108,13 +108,18 @@ def next_item_prompt(template: prompts.Template, history: Sequence[int],
   Raises:
     ValueError: there is no room for two ids.
   """
-  sids = [template.item(int(item), _SID) for item in history]
-  kept = _ids_in_a_row(template, max_length) - 1
-  return sum(sids[-kept:], [template.tokenizer.id(tokens.NEXT)])
+  kept = history_in_a_row(template, max_length)
+  sids = [template.item(int(item), SID) for item in history[-kept:]]
+  return sum(sids, [template.tokenizer.id(tokens.NEXT)])
+
+
+def history_in_a_row(template: prompts.Template, max_length: int) -> int:
+  """Items that `next_item_prompt` keeps at most."""
+  return _ids_in_a_row(template, max_length) - 1
 
 
 def _ids_in_a_row(template: prompts.Template, max_length: int) -> int:
-  size = len(template.item(0, _SID))
+  size = len(template.item(0, SID))
   if max_length < 1 + 2 * size:
     raise ValueError(f'config.mid_train.max_length is {max_length}: expected '
                      f'at least {1 + 2 * size}, two semantic ids.')
@@ -147,14 +152,14 @@ def sequential(template: prompts.Template, history: Sequence[int],
     if len(part) > 1:
       yield Example(
           next_item_prompt(template, part[:-1], max_length)
-          + template.item(int(part[-1]), _SID),
-          1 + len(template.item(int(part[0]), _SID)))
+          + template.item(int(part[-1]), SID),
+          1 + len(template.item(int(part[0]), SID)))
 
 
 def captions(template: prompts.Template, item: int,
              max_length: int) -> Iterator[Example]:
   """From an item's id to its text and back; long texts are cut."""
-  sid, text = template.item(item, _SID), template.item(item, _ATTRIBUTES)
+  sid, text = template.item(item, SID), template.item(item, _ATTRIBUTES)
   text = text[:max(max_length - len(sid) - 2, 0)]
   for opening, parts in (
       (tokens.DESCRIBE, sid + text), (tokens.IDENTIFY, text + sid)):

@@ -11,6 +11,7 @@ regulariser beside weight decay and early stopping.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -106,16 +107,45 @@ class GenerativeRetriever(training.Retriever):
   @functools.partial(jax.jit, static_argnums=(0, 4))
   def top(self, params: Any, items: jax.Array, length: jax.Array,
           count: int) -> tuple[jax.Array, jax.Array]:
-    n, t = items.shape
-    kept = min(t, self.config.history)
-    begin = jnp.maximum(length - kept, 0)[:, None]
-    latest = jnp.take_along_axis(
-        items, jnp.minimum(begin + jnp.arange(kept), t - 1), 1)
-    tokens = jnp.asarray(self._tokens)[latest].reshape(n, -1)
-    prompt = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=_BEGIN)
-    found, scores = beam_search.search(
-        self.model, params, prompt,
-        1 + jnp.minimum(length, kept) * self._trie.levels, self._trie,
-        jnp.where(jnp.arange(t) < length[:, None], items, -1),
-        beams=max(self.config.beams, count))
-    return found[:, :count], scores[:, :count]
+    return most_probable(
+        self.model, params, _BEGIN, self._tokens, self._trie, items, length,
+        history=self.config.history, beams=max(self.config.beams, count),
+        count=count)
+
+
+def most_probable(
+    model: transformer.Transformer, params: Any, begin: int,
+    tokens: np.ndarray, trie: beam_search.Trie, items: jax.Array,
+    length: jax.Array, *, history: int, beams: int, count: int,
+    allow: Callable[[jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """The items that a model is most likely to write after a history.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    begin: token before the history.
+    tokens: int [I, S], of every item.
+    trie: of them.
+    items: int32 [n, t], histories, oldest first.
+    length: int32 [n], items in them, at least 1.
+    history: the latest items that are read.
+    beams: see `beam_search.search`, as `allow`.
+    count: k, at most `beams`.
+
+  Returns:
+    int32 [n, k] items outside of the history, and float32 [n, k]
+    log-probabilities.
+  """
+  n, t = items.shape
+  kept = min(t, history)
+  first = jnp.maximum(length - kept, 0)[:, None]
+  latest = jnp.take_along_axis(
+      items, jnp.minimum(first + jnp.arange(kept), t - 1), 1)
+  prompt = jnp.pad(jnp.asarray(tokens)[latest].reshape(n, -1),
+                   ((0, 0), (1, 0)), constant_values=begin)
+  found, scores = beam_search.search(
+      model, params, prompt, 1 + jnp.minimum(length, kept) * trie.levels, trie,
+      jnp.where(jnp.arange(t) < length[:, None], items, -1), beams=beams,
+      allow=allow)
+  return found[:, :count], scores[:, :count]

@@ -5,11 +5,15 @@ import pathlib
 import runpy
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dgr2_jax.data import candidates
 from dgr2_jax.data import mid_training
 from dgr2_jax.data import pipeline
+from dgr2_jax.objectives import language_modelling
+from dgr2_jax.tools import retrieve
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
 from dgr2_jax.training import stages
@@ -113,6 +117,57 @@ def test_fine_tuning_starts_from_its_weights(finished, monkeypatch):
   alone.recipe = alone.recipe[1:]
   stages.run(alone, finished, 'ar_sft')
   assert_same(started['params'], experiment.initial_params())
+
+
+def test_it_retrieves_what_it_would_write(finished, tmp_path, capsys):
+  """The tool's lists against every item scored by teacher forcing."""
+  output = tmp_path / 'candidates.jsonl'
+  retrieve.main([f'--workdir={finished}', f'--output={output}', '--beams=60'])
+  assert 'recall@10' in capsys.readouterr().out
+  config = make_config()
+  experiment = experiment_lib.Experiment(config, finished)
+  params, data = experiment.restore('mid_train'), experiment.data
+  dataset, template = data.dataset, data.template
+  found = candidates.read(output, dataset, config.data.num_candidates)
+  assert set(found) == {'validation', 'test'}
+  sids = np.array([template.item(i, mid_training.SID)
+                   for i in range(len(dataset.items))])
+  size = sids.shape[1]
+
+  @jax.jit
+  def log_probs(prompt):
+    tokens = jnp.concatenate([jnp.broadcast_to(
+        prompt, (len(sids), len(prompt))), sids], 1)
+    states = language_modelling.hidden_states(
+        experiment.model, params, tokens, jnp.zeros_like(tokens))
+    logits = experiment.model.apply(
+        {'params': params}, states[:, -size - 1:-1], method='logits')
+    scores = jax.nn.log_softmax(experiment.vocabulary.allow(logits))
+    return jnp.take_along_axis(scores, sids[..., None], 2).sum((1, 2))
+
+  users, positions, listed = found['test']
+  lengths = {}  # a program a length
+  for user, position, items in zip(users, positions, listed):
+    history = dataset.sequences[user][:position]
+    prompt = mid_training.next_item_prompt(
+        template, history, config.mid_train.max_length)
+    if len(lengths.setdefault(len(prompt), [])) == 3 or len(lengths) > 4:
+      continue
+    lengths[len(prompt)].append(user)
+    scores = np.array(log_probs(jnp.asarray(prompt)))
+    scores[history] = -np.inf
+    best = np.argsort(-scores)[:len(items)]
+    np.testing.assert_allclose(scores[items], scores[best], atol=1e-4)
+    assert len(set(items)) == len(items)
+
+
+def test_only_a_mid_trained_run_retrieves(finished, tmp_path):
+  for workdir, arguments, message in (
+      (tmp_path, (), 'no config.json'),
+      (finished, ('--count=61',), '--count=61: there are 60 items')):
+    with pytest.raises(SystemExit, match=message):
+      retrieve.main([f'--workdir={workdir}', f'--output={tmp_path / "c"}',
+                     *arguments])
 
 
 def test_text_that_cannot_be_read_is_refused_before_any_work(tmp_path):
