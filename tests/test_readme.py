@@ -23,7 +23,7 @@ def quoted(value, digits):
 
 def expected(content, row, decoding):
   """A line of the table from the report's rows, or from its frontier."""
-  if decoding == 'tau 1' or decoding == '-':
+  if decoding == '-':
     found, = (r for r in content['rows'] if r['name'] == row)
     speedup = None
   else:
