@@ -46,6 +46,7 @@ setuptools.setup(
             'httpx2>=2.0',
             'hypothesis>=6.100',
             'pytest>=8.0',
+            'pytest-xdist>=3.6',
             'ranx>=0.3.20',
             'safetensors>=0.4.5',
         ],

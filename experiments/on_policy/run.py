@@ -8,7 +8,9 @@ BASE is a finished quickstart. Every variant of the stage, opd or rl, trains
 from the weights that BASE had before it (or, `from cft`, before OPD), with the
 same prompts and steps, and its last weights are decoded on all requests of
 validation and test at several thresholds; <stage>.json and <stage>.md are
-written here. A variant that DIR already holds is not trained again.
+written to --output, here by default. A variant that DIR already holds is not
+trained again. BASE may be another run, such as one of beauty_small; --variants
+picks some by their names' first words.
 """
 
 from __future__ import annotations
@@ -143,12 +145,20 @@ def main() -> None:
   parser.add_argument('--stage', choices=VARIANTS, required=True)
   parser.add_argument('--base', type=pathlib.Path, required=True)
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
+  parser.add_argument('--variants', nargs='+', default=[''],
+                      help='how their names begin; all by default')
+  parser.add_argument('--output', type=pathlib.Path, default=HERE)
   args = parser.parse_args()
   base = args.base.resolve()
+  chosen = {name: fields for name, fields in VARIANTS[args.stage].items()
+            if name.startswith(tuple(args.variants))}
+  if not chosen:
+    parser.error('--variants: none begins so; expected one of '
+                 + '; '.join(VARIANTS[args.stage]))
   logging.set_verbosity(logging.INFO)
   logging.use_absl_handler()
   results, starts = {}, {}
-  for name, fields in VARIANTS[args.stage].items():
+  for name, fields in chosen.items():
     logging.info('Variant of %s: %s.', args.stage, name)
     config = variants.config_of(base, args.stage, fields)
     workdir = variants.directory(args.workdir / args.stage, name)
@@ -163,8 +173,9 @@ def main() -> None:
         starts[before]).points
     jax.clear_caches()
   text = table(args.stage, results)
-  (HERE / f'{args.stage}.json').write_text(json.dumps(results, indent=1) + '\n')
-  (HERE / f'{args.stage}.md').write_text(text)
+  for kind, content in (('json', json.dumps(results, indent=1) + '\n'),
+                        ('md', text)):
+    (args.output / f'{args.stage}.{kind}').write_text(content)
   print(text)
 
 

@@ -25,6 +25,11 @@ def loss(params, batch, canvas, config, model, key=jax.random.key(5)):
   return denoising.loss(model, params, batch, key, canvas, config, V)[0].value
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def states_of(model, params, canvas, config):
+  return canvas_lib.states(model, params, canvas, V.mask_id, config)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.booleans(), st.integers(0, 10**6))
 def test_masks_partition_the_maskable_positions(block_size, shifted, seed):
@@ -176,7 +181,7 @@ def test_loss_equals_a_sum_over_brute_force_rows(
   key = jax.random.key(5)
   canvas = denoising.noised_canvas(batch, key, canvas_config, config)
   clean, noisy = denoising.supervision(batch, canvas, canvas_config, config)
-  states = canvas_lib.states(model, params, canvas, V.mask_id, canvas_config)
+  states = states_of(model, params, canvas, canvas_config)
   targets = canvas_lib.take_tokens(
       canvas.clean, canvas_lib.block_positions(canvas.start, 4))
   total = 0.
@@ -187,13 +192,14 @@ def test_loss_equals_a_sum_over_brute_force_rows(
     logprob = jnp.take_along_axis(logprob, token[..., None], -1)[..., 0]
     total -= jnp.where(weight > 0, weight * logprob, 0).sum()
   want = total / (clean.sum() + noisy.sum())
-  assert loss(params, batch, canvas_config, config, model) == pytest.approx(
-      float(want), rel=1e-5)
   chunked = dataclasses.replace(config, head_chunk=5)
-  got, want = (jax.grad(loss)(params, batch, canvas_config, c, model)
-               for c in (chunked, config))
+  (one, got), (other, gradient) = (
+      jax.value_and_grad(loss)(params, batch, canvas_config, c, model)
+      for c in (chunked, config))
+  assert (float(one), float(other)) == pytest.approx(
+      (float(want), float(want)), rel=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(
-      a, b, rtol=1e-3, atol=1e-5), got, want)
+      a, b, rtol=1e-3, atol=1e-5), got, gradient)
 
 
 def test_literal_mask_tokens_change_nothing():
@@ -215,7 +221,7 @@ def test_literal_mask_tokens_change_nothing():
   # With equal embedding rows the two texts are the same to the model.
   row = params['embedding'][43]
   params = {**params, 'embedding': params['embedding'].at[V.mask_id].set(row)}
-  states = [canvas_lib.states(model, params, d, V.mask_id, config)
+  states = [states_of(model, params, d, config)
             for d in draws]
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
                *states)

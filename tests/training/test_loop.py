@@ -173,11 +173,14 @@ def test_damaged_best_of_a_complete_stage_is_trained_again(tmp_path):
   assert _metrics(tmp_path) == metrics
 
 
-def test_callers_parameters_survive(tmp_path):
-  params = jax.tree.map(jnp.asarray, toy_run.init_params())
-  toy_run.train(tmp_path, params=params, devices=jax.devices()[:1],
-                config=toy_run.get_config(steps=2))
-  jax.tree.map(np.testing.assert_array_equal, params, toy_run.init_params())
+def test_starting_parameters_do_not_stay_in_memory(tmp_path):
+  for steps in (2, 4):  # from the start, and going on
+    params = jax.tree.map(jnp.array, toy_run.init_params())
+    toy_run.train(tmp_path / 'run', params=params, devices=jax.devices()[:1],
+                  config=toy_run.get_config(steps=steps))
+    assert all(x.is_deleted() for x in jax.tree.leaves(params))
+    complete = f'checkpoints/{toy_run.STAGE}/complete.json'
+    (tmp_path / 'run' / complete).unlink()
 
 
 @pytest.mark.parametrize('fault', ['loss', 'gradient'])

@@ -19,6 +19,7 @@ from dgr2_jax.training import loop
 from dgr2_jax.training import stages
 from dgr2_jax.training import validation
 from dgr2_jax.training import variants
+from dgr2_jax.training import workdir as workdir_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 GET_CONFIG = runpy.run_path(str(ROOT / 'configs' / 'quickstart.py'))[
@@ -41,10 +42,11 @@ def make_config(text=ROOT / 'LICENSE', **changes):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp('mid_train')
-  for stage in ('prepare', 'mid_train'):
-    stages.run(make_config(), workdir, stage)
-  return workdir
+  config, path = make_config(), tmp_path_factory.mktemp('mid_train')
+  with workdir_lib.open_workdir(path, config) as workdir:
+    for stage in ('prepare', 'mid_train'):
+      stages.run(config, workdir, stage)
+  return path
 
 
 def metrics(workdir):
@@ -163,7 +165,7 @@ def test_it_retrieves_what_it_would_write(finished, tmp_path, capsys):
 
 def test_only_a_mid_trained_run_retrieves(finished, tmp_path):
   for workdir, arguments, message in (
-      (tmp_path, (), 'no config.json'),
+      (tmp_path, (), 'expected the config of a working directory'),
       (finished, ('--count=61',), '--count=61: there are 60 items')):
     with pytest.raises(SystemExit, match=message):
       retrieve.main([f'--workdir={workdir}', f'--output={tmp_path / "c"}',
