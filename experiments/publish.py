@@ -3,8 +3,8 @@
     python experiments/publish.py WORKDIR experiments/quickstart/seed0
 
 Tables and figures are rendered anew from report.json and metrics.jsonl, config
-and command are taken over; directories of the machine become DIR in both. No
-figure is changed.
+and command are taken over; paths on the machine become DIR in both. No figure
+is changed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,29 @@ import re
 import shutil
 import sys
 import tempfile
+from typing import Any
 
 from dgr2_jax.evaluation import report
 
-_DIRECTORY = re.compile(r'(--workdir|--config\.data\.path)=\S+')
+# Fields of a config that name files or directories.
+PATHS = (
+    'data.path', 'data.retriever.path', 'semantic_ids.rqvae.embeddings.path',
+    'prompt.traces.path', 'tokenizer.path', 'model.huggingface',
+    'mid_train.text')
+_FLAGS = '|'.join(map(re.escape, PATHS))
+_DIRECTORY = re.compile(rf'(--workdir|--config\.(?:{_FLAGS}))=\S+')
 _PUBLISHED = ('report.json', 'report.md', 'report.html', 'figures')
+
+
+def blank(config: dict[str, Any]) -> None:
+  """Replaces the paths that a config names, where it names any."""
+  for path in PATHS:
+    *sections, field = path.split('.')
+    section = config
+    for name in sections:
+      section = section.get(name) or {}
+    if section.get(field):
+      section[field] = 'DIR'
 
 
 def publish(workdir: pathlib.Path, folder: pathlib.Path) -> None:
@@ -27,8 +45,7 @@ def publish(workdir: pathlib.Path, folder: pathlib.Path) -> None:
   content = json.loads((workdir / 'report.json').read_text(encoding='utf-8'))
   content['command'] = _DIRECTORY.sub(r'\1=DIR', content['command'])
   config = json.loads((workdir / 'config.json').read_text(encoding='utf-8'))
-  if config['data']['path']:
-    config['data']['path'] = 'DIR'
+  blank(config)
   with tempfile.TemporaryDirectory() as rendered:
     rendered = pathlib.Path(rendered)
     shutil.copy(workdir / 'metrics.jsonl', rendered)

@@ -74,25 +74,40 @@ def _point(point: Mapping[str, Any]) -> str:
   return f'{point["row"]}, {how}'
 
 
+def read(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """The reports of a directory by seed: 'seed0' and so on.
+
+  Raises:
+    ValueError: there are none.
+  """
+  paths = sorted(directory.glob('seed*/report.json'))
+  if not paths:
+    raise ValueError(f'{directory} has no seed*/report.json')
+  return {path.parent.name: json.loads(path.read_text(encoding='utf-8'))
+          for path in paths}
+
+
+def sizes(reports: Mapping[str, Mapping[str, Any]]) -> str:
+  """Test requests by seed."""
+  return ', '.join(f'{seed} {report["conditional"]:,}'
+                   for seed, report in reports.items())
+
+
 def summary(directory: pathlib.Path) -> str:
   """The text of summary.md.
 
   Raises:
     ValueError: there are no reports, or they are of different recipes.
   """
-  paths = sorted(directory.glob('seed*/report.json'))
-  if not paths:
-    raise ValueError(f'{directory} has no seed*/report.json')
-  reports = [json.loads(path.read_text(encoding='utf-8')) for path in paths]
-  sizes = ', '.join(f'{p.parent.name} {r["conditional"]:,}'
-                    for p, r in zip(paths, reports))
+  by_seed = read(directory)
+  reports = list(by_seed.values())
   oracle = [r['dataset'].get('oracle') for r in reports]
   lines = [
-      f'# {len(paths)} seeds', '',
+      f'# {len(reports)} seeds', '',
       'Mean (lowest - highest) over seeds, which have data of their own if the '
       'catalogue is embedded. Written by', '',
       f'    python experiments/seeds.py experiments/{directory.name}', '',
-      f'Test requests: {sizes}.', '']
+      f'Test requests: {sizes(by_seed)}.', '']
   if all(oracle):
     lines += [f'Best possible Recall@1: '
               f'{spread((o["recall@1"] for o in oracle), 3)}.', '']

@@ -1,14 +1,19 @@
-"""Summaries over seeds are what their script makes of the reports."""
+"""What is published is what the scripts make of the measurements."""
 
 import json
 import pathlib
+import re
 import runpy
 
 import pytest
 
+from dgr2_jax.evaluation import judging
+from dgr2_jax.training import sweeps
+
 ROOT = pathlib.Path(__file__).parents[1]
 SEEDS = runpy.run_path(str(ROOT / 'experiments' / 'seeds.py'))
-
+TABLES = runpy.run_path(str(ROOT / 'experiments' / 'tables.py'))['TABLES']
+PUBLISH = runpy.run_path(str(ROOT / 'experiments' / 'publish.py'))
 
 CONFIGS = sorted(ROOT.glob('experiments/*/seed*/config.json'))
 
@@ -20,9 +25,10 @@ def test_published_figures_are_of_the_present_configuration(path):
   name = path.parents[1].name
   present = runpy.run_path(str(ROOT / f'configs/{name}.py'))['get_config']()
   present.seed = published['seed']
-  if published['data']['path']:
-    present.data.path = published['data']['path']
   present = json.loads(json.dumps(present.to_dict()))
+  if published['data']['path']:
+    present['data']['path'] = 'DIR'
+  PUBLISH['blank'](present)
   for section in present.keys() | published.keys():
     assert published.get(section) == present.get(section), section
 
@@ -40,6 +46,127 @@ def test_published_tables_are_of_the_published_measurements(name):
   text = (folder / f'{name}.md').read_text(encoding='utf-8')
   assert text == table(json.loads(
       (folder / f'{name}.json').read_text(encoding='utf-8')))
+
+
+@pytest.mark.parametrize('name', TABLES)
+def test_tables_of_the_paper_are_of_the_published_reports(name):
+  path = ROOT / 'experiments' / name / 'table.md'
+  assert path.read_text(encoding='utf-8') == TABLES[name](ROOT / 'experiments')
+
+
+def line_of(text, begins):
+  line, = (l for l in text.splitlines() if l.startswith(f'| {begins} |'))
+  return [cell.strip() for cell in line.strip('| ').split('|')]
+
+
+def test_tables_of_made_up_measurements(tmp_path):
+  for seed, gain in enumerate((.1, .2)):
+    rows = [{'name': name, 'recall@1': .3 + g, 'recall@3': .5, 'ndcg@3': .4,
+             'valid_rate': valid}
+            for name, g, valid in (('pre_rank', 0., None), ('cft', gain, .9))]
+    point = {'recall@1': .3 + gain, 'ndcg@3': .4, 'valid_rate': .9,
+             'mode': 'threshold'}
+    write(tmp_path / f'beauty_small/seed{seed}/report.json', {
+        'conditional': 1000, 'rows': rows,
+        'environment': {'machine': 'abacus', 'jax': '1'}, 'frontier': [
+            point | {'threshold': .6, 'tokens_per_forward': 4., 'speedup': 2.},
+            point | {'threshold': .2, 'tokens_per_forward': 8.}]})
+  text = TABLES['table2'](tmp_path)
+  accuracy, gains = text.split("### Gain over the retriever's order")
+  assert 'seed0 1,000, seed1 1,000' in text and 'abacus, jax 1' in text
+  assert line_of(accuracy, 'pre-rank floor')[-1] == '-'
+  assert line_of(accuracy, '+ CFT')[1:5] == [
+      '.2930', '.5651', '.4497', '0.450 (0.400 - 0.500)']
+  assert line_of(gains, '+ CFT')[1] == '0.0119'
+  assert line_of(gains, '+ CFT')[4] == '0.150 (0.100 - 0.200)'
+  assert line_of(gains, '+ CFT + OPD')[4:] == ['-'] * 3  # not measured
+  text = TABLES['table3'](tmp_path)
+  assert line_of(text, 'τ 0.6')[1:5] == [
+      '.2942', '234', '3.3', '0.450 (0.400 - 0.500)']
+  assert line_of(text, 'τ 0.2')[1:4] == ['-'] * 3
+  assert line_of(text, 'τ 0.2')[-1] == '-'
+  assert 'Not measured here' in TABLES['figure6'](tmp_path)
+  write(tmp_path / 'decoding/speed_toy.json', {
+      'shape': 'toy', 'dtype': 'float32', 'schedule': 'equal', 'jax': '1',
+      'machine': 'abacus', 'points': [
+          {'prompt_length': p, 'response_length': r, 'block_size': b,
+           'speed': float(b), 'speed_with_prefill': b * r / 1000}
+          for p, r in ((16, 32), (16, 512), (8, 512)) for b in (1, 8)]})
+  text = TABLES['figure6'](tmp_path)
+  outputs, prompts = text.split('### By prompt length')
+  assert 'blocks of 8, prompt length 16' in outputs
+  assert line_of(outputs, '32')[1:] == ['1.1', '8.00 (0.26)']
+  assert line_of(outputs, '64')[1:] == ['1.5', '-']
+  assert line_of(outputs, '512')[1:] == ['4.7', '8.00 (4.10)']
+  assert [line_of(prompts, n)[1] for n in ('8', '16')] == ['-', '-']
+  assert line_of(prompts, '32 to 4,096')[1:] == ['4.0 to 4.8', '-']
+
+
+def test_the_judged_table_has_ours_where_a_judge_was_asked(tmp_path):
+  assert 'Not measured here' in TABLES['table4'](tmp_path)
+  scores = {'grounding': 4, 'consistency': 5, 'flow': 3, 'identifiers': 1}
+  answers = [{'score_A': scores, 'score_B': scores | {'flow': 5},
+              'prefer_AB': 'B', 'prefer_BA': 'B'}] * 3
+  write(tmp_path / 'table4/judge.json', {'judges': [
+      {'model': 'sage', **judging.statistics(answers, seed=0)}]})
+  text = TABLES['table4'](tmp_path)
+  assert 'Not measured here' not in text and '| sage |' in text
+  assert line_of(text, 'B preferred')[1:] == ['3', '9']
+  assert line_of(text, 'flow A / B')[1].startswith('**3.00 / 5.00**')
+  assert line_of(text, 'flow A / B')[2] == '4.54 / 4.40'
+
+
+def write(path, content):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(content), encoding='utf-8')
+
+
+def test_the_ablations_page_has_every_run_of_the_sweep():
+  text = (ROOT / 'experiments/ablations/README.md').read_text(encoding='utf-8')
+  named = [name for cells in re.findall(r'^\| (`.*?) \|', text, re.M)
+           for name in re.findall(r'`(\w+)`', cells)]
+  assert sorted(named) == sorted(sweeps.ABLATIONS)
+
+
+def test_the_index_lists_every_directory():
+  folder = ROOT / 'experiments'
+  text = (folder / 'README.md').read_text(encoding='utf-8')
+  assert sorted(re.findall(r'^\| \[(\w+)\]\(\1/\)', text, re.M)) == sorted(
+      path.name for path in folder.iterdir()
+      if path.is_dir() and path.name != '__pycache__')
+
+
+def test_published_configs_and_commands_name_no_paths(tmp_path):
+  fields = {'data.path': '/home/me/beauty', 'model.huggingface': '/qwen',
+            'tokenizer.path': '/qwen', 'prompt.traces.path': '/t.jsonl',
+            'mid_train.text': '/text.jsonl', 'data.retriever.path': '/lists',
+            'semantic_ids.rqvae.embeddings.path': '/e.npy'}
+  assert sorted(fields) == sorted(PUBLISH['PATHS'])
+  config = {'seed': 3, 'semantic_ids': {'codes': 4}}
+  PUBLISH['blank'](config)
+  assert config == {'seed': 3, 'semantic_ids': {'codes': 4}}
+  for field, value in fields.items():
+    *sections, name = field.split('.')
+    section = config
+    for key in sections:
+      section = section.setdefault(key, {})
+    section[name] = value
+  published = ROOT / 'experiments/quickstart/seed0/report.json'
+  content = json.loads(published.read_text(encoding='utf-8'))
+  content['command'] = ' '.join((
+      'python -m dgr2_jax.main --workdir=/home/me/run --config.seed=3',
+      *(f'--config.{field}={value}' for field, value in fields.items())))
+  write(tmp_path / 'run/report.json', content)
+  write(tmp_path / 'run/config.json', config)
+  (tmp_path / 'run/metrics.jsonl').write_text('')
+  PUBLISH['publish'](tmp_path / 'run', tmp_path / 'out')
+  for name in ('config.json', 'report.json', 'report.md', 'report.html'):
+    text = (tmp_path / 'out' / name).read_text(encoding='utf-8')
+    assert not [v for v in (*fields.values(), '/home/me/run') if v in text]
+  config = json.loads((tmp_path / 'out/config.json').read_text())
+  assert config['seed'] == 3 and config['semantic_ids']['codes'] == 4
+  command = json.loads((tmp_path / 'out/report.json').read_text())['command']
+  assert command.count('=DIR') == 8 and '--config.seed=3' in command
 
 
 def test_summary_of_two_made_up_seeds(tmp_path):

@@ -33,6 +33,8 @@ import numpy as np
 from dgr2_jax.data import tokens
 from dgr2_jax.data import traces
 from dgr2_jax.evaluation import intervals
+from dgr2_jax.evaluation import paper
+from dgr2_jax.evaluation import tables
 
 # Axes and their lowest and highest scores.
 AXES = {'grounding': (1, 5), 'consistency': (1, 5), 'flow': (1, 5),
@@ -260,3 +262,61 @@ def _share(values: Sequence[bool]) -> dict[str, Any] | None:
   rate = float(np.mean(values))
   return {'n': len(values), 'rate': rate,
           'interval': list(intervals.wilson(rate, len(values)))}
+
+
+def table(judges: Sequence[Mapping[str, Any]]) -> tables.Table:
+  """Judges side by side, the published figures in the last column.
+
+  Args:
+    judges: of each the `model`'s name and what `statistics` returns.
+  """
+  cell, number = tables.Cell, tables.number
+
+  def share(found, neutral=None):
+    if found is None:
+      return cell(tables.NONE)
+    low, high = found['interval']
+    return cell(number(found['rate']), f'{number(low)}–{number(high)}',
+                neutral is not None and not low <= neutral <= high)
+
+  def axis(judge, name):
+    found = (judge['axes'] or {}).get(name)
+    if found is None:
+      return cell(tables.NONE)
+    return cell(
+        f'{number(found["A"], 2)} / {number(found["B"], 2)}',
+        tables.interval(found['interval']),
+        tables.excludes_zero(found['interval']))
+
+  def preferred(judge):
+    found = judge['preferred_b_over_a']
+    if found is None:
+      return cell(tables.NONE)
+    return cell(tables.signed(found['mean']),
+                tables.interval(found['interval']),
+                tables.excludes_zero(found['interval']))
+
+  published = paper.JUDGE
+  rows = [('pairs compared', [cell(f'{j["compared"]} of {j["pairs"]}')
+                              for j in judges], published['pairs'])]
+  rows += [(f'{name} preferred' if name != TIE else name,
+            [cell(str(j['verdicts'][name])) for j in judges],
+            published[name]) for name in VERDICTS]
+  rows += [
+      ('B over A', [preferred(j) for j in judges], tables.NONE),
+      ('orders agree', [share(j['order_agreement']) for j in judges],
+       tables.NONE),
+      ('first preferred', [share(j['first_preferred'], .5) for j in judges],
+       tables.NONE)]
+  rows += [(f'{name} A / B', [axis(j, name) for j in judges],
+            published[name]) for name in AXES]
+  return tables.Table(
+      'Judged reasoning',
+      ('', *(j['model'] for j in judges), 'published (AR / diffusion)'),
+      tuple((cell(name), *cells, cell(figure))
+            for name, cells, figure in rows),
+      'A preference counts where both orders of showing give it. First '
+      'preferred: share of preferences for what was shown first; bold where '
+      'its interval excludes .5, a bias. Small: 95% intervals, of scores that '
+      'of B - A. '
+      + paper.JUDGE_NOTE)

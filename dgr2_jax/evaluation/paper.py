@@ -1,7 +1,8 @@
 """Published figures, shown beside ours where the data are Amazon Beauty.
 
 Diffusion-GR2 (arXiv 2607.01170, v2), Qwen3-8B, Beauty, n = 1,615: its accuracy
-table (tau = 1.0) and its frontier on one H100.
+table (tau = 1.0), its frontier on one H100, its speed by length at tau = 0.6
+and batch size 1, and its judge of reasoning.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _FRONTIER = (
     ('τ 0.4 (parsing degrades)', '.2936', '246', '3.5'),
 )
 
+_SPEED_NOTE = ('Published, not measured here: Diffusion-GR2 (arXiv 2607.01170) '
+               'with Qwen3-8B, τ 0.6, batch size 1.')
+_SPEED = (('32', '1.1'), ('64', '1.5'), ('128', '2.2'), ('256', '3.2'),
+          ('512', '4.7'))
 
 # Its judge of reasoning: verdicts over 50 pairs, mean scores AR / diffusion. A
 # stands for the AR re-ranker, B for the diffusion one.
@@ -38,13 +43,19 @@ JUDGE_NOTE = ('Published, not measured here: Diffusion-GR2 (arXiv 2607.01170), '
               'Qwen3-8B on Amazon Beauty, another judge.')
 
 
-def _table(title, columns, lines) -> tables.Table:
+def _table(title, columns, lines, note=_NOTE) -> tables.Table:
   return tables.Table(
       title, columns,
-      tuple(tuple(map(tables.Cell, line)) for line in lines), _NOTE)
+      tuple(tuple(map(tables.Cell, line)) for line in lines), note)
 
 
 ACCURACY = _table('Published accuracy', ('row', 'R@1', 'R@3', 'N@3'),
                   _ACCURACY)
 FRONTIER = _table('Published frontier', ('decoding', 'R@1', 'tokens/s',
                                          'speed-up'), _FRONTIER)
+SPEED = _table('Published speed by output length',
+               ('output tokens', 'speed-up'), _SPEED, _SPEED_NOTE)
+SPEED_BY_PROMPT = _table(
+    'Published speed by prompt length',
+    ('prompt tokens', 'speed-up with 512 output tokens'),
+    (('32 to 4,096', '4.0 to 4.8'),), _SPEED_NOTE)

@@ -202,23 +202,23 @@ def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
     if blocks:
       parts.extend([f'## {name}', *blocks])
 
-  section('Results', *map(_markdown_table, (
+  section('Results', *map(markdown_table, (
       tables.accuracy(content), tables.differences(content),
       tables.stages(content), tables.validity(content),
       tables.reasoning(content), tables.unconditional(content))))
   section('Frontier', _images(panels['Frontier']),
-          _markdown_table(tables.frontier(content)))
+          markdown_table(tables.frontier(content)))
   section('Steps', _images(panels['Steps']))
-  section('Published figures', *map(_markdown_table, published))
+  section('Published figures', *map(markdown_table, published))
   section('Training curves', _images(panels['Training curves']))
   section('Worked examples', *(
       block for i, example in enumerate(content.get('examples') or ())
       for block in _markdown_example(i, example)))
-  section('Data and model', *map(_markdown_table, (
+  section('Data and model', *map(markdown_table, (
       tables.dataset(content), tables.floors(content),
       tables.facts_table('Model', content.get('model') or {}))))
-  section('Timing and environment', _markdown_table(tables.timing(content)),
-          _markdown_table(tables.facts_table(
+  section('Timing and environment', markdown_table(tables.timing(content)),
+          markdown_table(tables.facts_table(
               'Environment', content['environment'])))
   # A fence longer than any run of backticks inside.
   runs = re.findall('`+', content['command'])
@@ -227,7 +227,8 @@ def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
   return '\n\n'.join(parts) + '\n'
 
 
-def _markdown_table(table: tables.Table) -> str:
+def markdown_table(table: tables.Table) -> str:
+  """A table with its title and note; nothing if it has no rows."""
   if not table.rows:
     return ''
 
@@ -255,7 +256,7 @@ def _markdown_example(index: int, example: Mapping[str, Any]) -> list[str]:
   return [f'### {_escape(examples_lib.heading(index, example))}',
           f'{_escape(examples_lib.verdict(example))}.',
           f'History, oldest first:\n\n{history}',
-          _markdown_table(examples_lib.orders(example)).split('\n\n', 1)[1],
+          markdown_table(examples_lib.orders(example)).split('\n\n', 1)[1],
           f'Trace:\n\n{trace}']
 
 

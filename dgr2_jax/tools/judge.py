@@ -108,60 +108,6 @@ def ask(pairs: Sequence[judging.Pair], endpoint: chat.EndpointConfig,
   return answers, outcome.statistics(config)
 
 
-def table(judges: Sequence[Mapping[str, Any]]) -> tables.Table:
-  """Judges side by side, the published figures in the last column."""
-  cell, number = tables.Cell, tables.number
-
-  def share(found, neutral=None):
-    if found is None:
-      return cell(tables.NONE)
-    low, high = found['interval']
-    return cell(number(found['rate']), f'{number(low)}–{number(high)}',
-                neutral is not None and not low <= neutral <= high)
-
-  def axis(judge, name):
-    found = (judge['axes'] or {}).get(name)
-    if found is None:
-      return cell(tables.NONE)
-    return cell(
-        f'{number(found["A"], 2)} / {number(found["B"], 2)}',
-        tables.interval(found['interval']),
-        tables.excludes_zero(found['interval']))
-
-  def preferred(judge):
-    found = judge['preferred_b_over_a']
-    if found is None:
-      return cell(tables.NONE)
-    return cell(tables.signed(found['mean']),
-                tables.interval(found['interval']),
-                tables.excludes_zero(found['interval']))
-
-  published = paper.JUDGE
-  rows = [('pairs compared', [cell(f'{j["compared"]} of {j["pairs"]}')
-                              for j in judges], published['pairs'])]
-  rows += [(f'{name} preferred' if name != judging.TIE else name,
-            [cell(str(j['verdicts'][name])) for j in judges],
-            published[name]) for name in judging.VERDICTS]
-  rows += [
-      ('B over A', [preferred(j) for j in judges], tables.NONE),
-      ('orders agree', [share(j['order_agreement']) for j in judges],
-       tables.NONE),
-      ('first preferred', [share(j['first_preferred'], .5) for j in judges],
-       tables.NONE)]
-  rows += [(f'{name} A / B', [axis(j, name) for j in judges],
-            published[name]) for name in judging.AXES]
-  return tables.Table(
-      'Judged reasoning',
-      ('', *(j['model'] for j in judges), 'published (AR / diffusion)'),
-      tuple((cell(name), *cells, cell(figure))
-            for name, cells, figure in rows),
-      'A preference counts where both orders of showing give it. First '
-      'preferred: share of preferences for what was shown first; bold where '
-      'its interval excludes .5, a bias. Small: 95% intervals, of scores that '
-      'of B - A. '
-      + paper.JUDGE_NOTE)
-
-
 def run(args: argparse.Namespace) -> None:
   """Judges, prints the table and writes the JSON."""
   shown = args.a.parent / outcomes.REQUESTS
@@ -195,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
       'pairs': [{'request': pair.request['request'],
                  'answers': [said[i] for said in answers]}
                 for i, pair in enumerate(pairs)]}, indent=1) + '\n')
-  found = table(judges)
+  found = judging.table(judges)
   print(f'A: {args.a}\nB: {args.b}\n\n{tables.as_text(found)}\n\n{found.note}')
   if agreement:
     print(f'Two judges on {agreement["pairs"]} pairs: '
