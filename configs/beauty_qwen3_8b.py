@@ -80,6 +80,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     c.cft.ar_weight = 0.0
     c.opd.update(positions='all', elsewhere='none')
     c.rl.update(cft_weight=0.0, ar_weight=0.0)
-    # All canvases of a rollout meet; which tau the paper rolls out at is open.
-    c.rl.rollout.update(threshold=0.9, temperature=1.0)
+    # Which tau the paper rolls out at is open.
+    c.rl.rollout.update(threshold=0.9, temperature=1.0, refill=1)
   return c

@@ -48,6 +48,16 @@ def test_published_tables_are_of_the_published_measurements(name):
       (folder / f'{name}.json').read_text(encoding='utf-8')))
 
 
+@pytest.mark.parametrize('path', sorted(
+    path for stage in ('opd', 'rl')
+    for path in ROOT.glob(f'experiments/*/{stage}.json')), ids=str)
+def test_published_variants_are_of_the_published_measurements(path):
+  table = runpy.run_path(
+      str(ROOT / 'experiments' / 'on_policy' / 'run.py'))['table']
+  assert path.with_suffix('.md').read_text(encoding='utf-8') == table(
+      path.stem, json.loads(path.read_text(encoding='utf-8')))
+
+
 @pytest.mark.parametrize('name', TABLES)
 def test_tables_of_the_paper_are_of_the_published_reports(name):
   path = ROOT / 'experiments' / name / 'table.md'

@@ -22,9 +22,10 @@ candidates. `experiments/on_policy` compares the choices of `positions`:
     corrected      all, the teacher's mass on candidates that stand to the right
                    taken away (compact form: candidates are single tokens)
 
-and `elsewhere`: nothing, or cross-entropy to the token that the rollout chose,
-as it is or times the probability that the teacher gives that token (`trusted`):
-what a rollout committed by mistake is not learned.
+and `elsewhere`: nothing, or cross-entropy to the token that the rollout chose.
+
+The paper averages token weights per response; here responses of a batch share
+one sum, so that a long one weighs more, as in CFT.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from dgr2_jax.objectives import scoring
 _CHOICES = {
     'divergence': ('forward', 'reverse', 'none'),
     'positions': ('all', 'nothing_right', 'corrected'),
-    'elsewhere': ('none', 'cross_entropy', 'trusted'),
+    'elsewhere': ('none', 'cross_entropy'),
 }
 
 
@@ -229,9 +230,6 @@ def loss(model: transformer.Transformer, params: Any,
     teacher = jax.lax.stop_gradient(jax.nn.log_softmax(teacher))
     kl = divergence(teacher, student, config.divergence, config.teacher_top_k)
     nats = -jnp.take_along_axis(student, token[..., None], -1)[..., 0]
-    if config.elsewhere == 'trusted':
-      nats *= jnp.exp(
-          jnp.take_along_axis(teacher, token[..., None], -1)[..., 0])
     return kl, nats
 
   kl_sum = kl_weight = nats_sum = nats_weight = 0.

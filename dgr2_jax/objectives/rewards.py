@@ -15,7 +15,8 @@ policy from earning the format reward by copying the incoming order:
     diffusion_gr2  r < r0       r0 = 1 and r = 1
 
 An answer that is no permutation, or a response without an end, earns a fixed
-reward instead of R (-1 in Diffusion-GR2) and stays in its group.
+reward instead of R (-1 in Diffusion-GR2) and stays in its group. DAPO's penalty
+of lengths near the limit, if there is one, is added to either.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 
 A round is a function of (parameters, seed, r), and checkpoints are only written
 between rounds: a run killed within one does it again with the same bits.
-Decoding is dispatched ahead, so that a device decodes the next prompts while
-the host parses the last ones.
+Where a round makes several update batches, decoding is dispatched ahead: a
+device decodes the prompts of the next one while the host parses the last one.
+With one (U = 1) it has to wait, as the next prompts want the updated policy.
 """
 
 from __future__ import annotations

@@ -133,18 +133,23 @@ def _denoise(experiment: experiment_lib.Experiment, stage: str,
 def _reinforce(experiment: experiment_lib.Experiment, stage: str) -> None:
   """Trains with the policy gradient on the policy's own responses."""
   params = experiment.restore(experiment.before(stage))
-  score = jax.jit(losses.replayed_logprobs(experiment, stage))
-  reference = None
+  annotate = lambda batch: batch
   if experiment.config[stage].kl_weight:
-    reference = jax.tree.map(jnp.copy, params)  # training donates `params`
+    annotate = _reference(experiment, stage, params)
+  _train(experiment, stage, params, _rollouts(experiment, stage, annotate))
+
+
+def _reference(experiment: experiment_lib.Experiment, stage: str,
+               params: Any) -> Callable[[rollouts.Batch], rollouts.Batch]:
+  """Adds what the first policy gives to a batch's tokens."""
+  params = jax.tree.map(jnp.copy, params)  # training deletes the others
+  score = jax.jit(losses.replayed_logprobs(experiment, stage))
 
   def annotate(batch):
-    if reference is None:
-      return batch
     with jax.set_mesh(experiment.mesh):
-      return batch | {'reference_logprob': score(reference, batch)}
+      return batch | {'reference_logprob': score(params, batch)}
 
-  _train(experiment, stage, params, _rollouts(experiment, stage, annotate))
+  return annotate
 
 
 def _distil(experiment: experiment_lib.Experiment) -> None:

@@ -50,7 +50,7 @@ def rolled_out(threshold: float, temperature: float, kl_weight: float = 0.,
           'rl.cft_weight': cft_weight}
 
 
-DOUBTFUL = {'opd.rollout.threshold': .5}
+AT_HALF = {'opd.rollout.threshold': .5}
 # Stage -> name -> fields of the config.
 VARIANTS = {
     'opd': {
@@ -65,11 +65,11 @@ VARIANTS = {
         'nothing right, else cross-entropy, own clean stream teaches':
             distilled('nothing_right', 'cross_entropy', teacher='self'),
         'rollouts at tau .5: all, as published':
-            DOUBTFUL | distilled('all', 'none'),
+            AT_HALF | distilled('all', 'none'),
         'rollouts at tau .5: nothing right, else cross-entropy':
-            DOUBTFUL | distilled('nothing_right', 'cross_entropy'),
+            AT_HALF | distilled('nothing_right', 'cross_entropy'),
         'rollouts at tau .5: cross-entropy only':
-            DOUBTFUL | {'opd.divergence': 'none'},
+            AT_HALF | {'opd.divergence': 'none'},
     },
     'rl': {
         'rollouts at tau .9, temperature 1': rolled_out(.9, 1.),

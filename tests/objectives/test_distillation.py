@@ -151,8 +151,7 @@ def dense_rows(batch, steps, canvas, config):
       out[name].append(value)
   # A shifted seed is never masked, so its noisy read does not matter.
   return {k: np.array(v) for k, v in out.items()} | {
-      'total': token_weight.sum(), 'reverse': config.divergence == 'reverse',
-      'trusted': config.elsewhere == 'trusted'}
+      'total': token_weight.sum(), 'reverse': config.divergence == 'reverse'}
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -187,8 +186,7 @@ def dense_loss_and_grad(params, config, teacher, rows):
       total += (rows[part + '_kl'] * jnp.where(
           rows['reverse'], reverse, forward)).sum()
     # Only `noisy` rows have cross-entropies: p and student are theirs.
-    nats = -jnp.take_along_axis(student, column, -1)[..., 0] * jnp.where(
-        rows['trusted'], jnp.take_along_axis(p, column, -1)[..., 0], 1)
+    nats = -jnp.take_along_axis(student, column, -1)[..., 0]
     return (total + (rows['nats'] * nats).sum()) / rows['total']
 
   return jax.value_and_grad(loss)(params)
@@ -204,7 +202,6 @@ def config_of(**changes):
     (SHIFTED, config_of()),  # the paper's
     (SHIFTED, config_of(positions='nothing_right', elsewhere='cross_entropy',
                         ar_weight=.3, head_chunk=5)),
-    (SHIFTED, config_of(positions='nothing_right', elsewhere='trusted')),
     (SHIFTED, config_of(divergence='none')),
     (SHIFTED, config_of(positions='corrected')),
     (canvas_lib.CanvasConfig(B, 'block_causal'),
