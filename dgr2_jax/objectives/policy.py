@@ -28,6 +28,10 @@ from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import scoring
 
 
+# A log ratio whose exponential is finite; beyond, there is no gradient.
+_LARGEST = 20.
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
   """The surrogate.
@@ -131,7 +135,8 @@ def loss(model: transformer.Transformer, params: Any,
       counted.sum((1, 2), keepdims=True), 1)  # sums to 1 a group
   mean = lambda x: scoring.Mean((weight * x).sum(), batch['kept'].sum())
   log_ratio = jnp.where(stands, logprob - batch['logprob'], 0.)
-  ratio = jnp.exp(log_ratio)
+  # Weight 0 would not undo an infinite ratio.
+  ratio = jnp.exp(jnp.where(counted, jnp.minimum(log_ratio, _LARGEST), 0.))
   advantage = batch['advantage'][..., None]
   clipped = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
   surrogate = jnp.minimum(ratio * advantage, clipped * advantage)

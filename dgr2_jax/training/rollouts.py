@@ -81,6 +81,15 @@ class RolloutConfig:
         self.decoding(length), num_rollouts=self.num_rollouts)
 
 
+def apart(example_id: np.ndarray) -> np.ndarray:
+  """Ids for noise: where one of int [N] comes again, it gets a new one."""
+  order = np.argsort(example_id, kind='stable')
+  first = np.searchsorted(example_id[order], example_id[order])
+  again = np.empty_like(order)
+  again[order] = np.arange(len(order)) - first
+  return (example_id + again * (example_id.max() + 1)).astype(np.int32)
+
+
 class Rollouts:
   """Decodes, parses and rewards; see the module.
 
@@ -183,8 +192,8 @@ class Rollouts:
     def dispatch(index):
       batch = self._prompts[index]
       arrays = sharding.shard_batch(experiment.mesh, {
-          k: batch[k] for k in ('prompt', 'prompt_length', 'example_id')},
-                                    whole=True)
+          'prompt': batch['prompt'], 'prompt_length': batch['prompt_length'],
+          'example_id': apart(batch['example_id'])}, whole=True)
       # The index too: a prompt that comes back gets other responses.
       key = jax.random.fold_in(jax.random.key(seed), index)
       with jax.set_mesh(experiment.mesh):

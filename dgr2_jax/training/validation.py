@@ -21,7 +21,6 @@ from dgr2_jax.data import pipeline
 from dgr2_jax.data import prompts
 from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import metrics
-from dgr2_jax.evaluation import rows
 from dgr2_jax.models import canvas
 from dgr2_jax.models import huggingface
 from dgr2_jax.objectives import denoising
@@ -102,7 +101,7 @@ _STEPS = (
     'the first and the last step of a profile, from 1, or ()')
 _DTYPE = _one_of('float32', 'bfloat16', 'float16')
 # What a validation gives; see `stages`.
-_METRICS = _one_of(*metrics.METRICS, *rows.validity(None), 'reward',
+_METRICS = _one_of(*metrics.METRICS, 'valid_rate', 'reward',
                    'tokens_per_forward')
 
 # Pattern over a field's whole name -> rule; the first that matches counts.
@@ -298,7 +297,16 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
       if section.teacher not in teachers:
         raise ValueError(f'config.opd.teacher is {section.teacher!r}: expected '
                          f'one of {", ".join(teachers)}.')
+      if section.rollout.refill != 1:
+        raise ValueError(f'config.opd.rollout.refill is '
+                         f'{section.rollout.refill}: expected 1; every group '
+                         'is distilled.')
     rollout = section.get('rollout', {})
+    buffer = section.get('reward', {}).get('overlong_buffer', 0)
+    if buffer > config.prompt.max_response:
+      raise ValueError(
+          f'config.{name}.reward.overlong_buffer is {buffer}: expected at most '
+          f'prompt.max_response={config.prompt.max_response}.')
     if name in ('ar_rl', 'rl'):
       if rollout.canvases != 'all':
         raise ValueError(

@@ -269,6 +269,17 @@ def test_gradient_equals_finite_differences():
 
 
 @pytest.mark.parametrize('kept', [False, True])
+def test_a_ratio_without_bounds_leaves_no_nan(kept):
+  """A policy that has drifted far, in a group that teaches nothing or not."""
+  model, params, batch, *_ = problem(RULES[0])
+  batch = batch | {
+      'logprob': np.asarray(batch['logprob']) - [[[200.]], [[0.]], [[0.]]],
+      'kept': np.array([kept, True, True])}
+  (loss, _), grad = loss_and_grad(model, params, batch, RULES[0], CONFIG)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((loss, grad)))
+
+
+@pytest.mark.parametrize('kept', [False, True])
 def test_no_group_and_banned_tokens_leave_no_nan(kept):
   """Nobody reads what stands beyond EOS, be it a banned token."""
   model, params, batch, steps, _, _ = problem(RULES[0])

@@ -127,6 +127,11 @@ def test_a_prompt_that_comes_back_gets_other_noise(monkeypatch):
   assert decoder.keys[-1] == decoder.keys[0]
 
 
+def test_a_request_twice_in_a_batch_gets_other_noise():
+  np.testing.assert_array_equal(
+      rollouts.apart(np.array([5, 3, 5, 0, 5, 3])), [5, 3, 11, 0, 17, 9])
+
+
 def test_metrics_are_of_all_that_was_decoded(monkeypatch):
   _, source = make(monkeypatch, differ=[1, 5, 7], refill=2)
   batch, = source.collect(None, round_=0, seed=0)
