@@ -33,7 +33,7 @@ def test_published_summaries_are_of_the_published_reports(path):
   assert path.read_text(encoding='utf-8') == SEEDS['summary'](path.parent)
 
 
-@pytest.mark.parametrize('name', ['semantic_ids', 'retrieval'])
+@pytest.mark.parametrize('name', ['semantic_ids', 'retrieval', 'smollm2'])
 def test_published_tables_are_of_the_published_measurements(name):
   folder = ROOT / 'experiments' / name
   table = runpy.run_path(str(folder / 'run.py'))['table']
