@@ -17,6 +17,7 @@ Writes speed_<shape>.json and .md here.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 import functools
 import json
 import pathlib
@@ -125,16 +126,16 @@ def decode(model, params, state, keys, rule, *, draft=None, **how):
   return jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
 
 
-def seconds_of(function, *args: Any, **options: Any) -> tuple[Any, float]:
-  begin = time.perf_counter()
+def seconds_of(clock, function, *args: Any, **options: Any):
+  begin = clock()
   result = jax.block_until_ready(function(*args, **options))
-  return result, time.perf_counter() - begin
+  return result, clock() - begin
 
 
 def timed(model: transformer.Transformer, params: Any,
           prompts: list[tuple[jax.Array, jax.Array]],
           ways: dict[Any, tuple[commit.Rule, dict[str, Any]]],
-          repetitions: int
+          repetitions: int, clock: Callable[[], float] = time.perf_counter
           ) -> dict[Any, tuple[list[block_decoder.Rollout], np.ndarray]]:
   """Decodes prompts one by one; the ways take turns.
 
@@ -145,6 +146,7 @@ def timed(model: transformer.Transformer, params: Any,
     ways: name -> a commit rule, and `vocabulary`, `canvas`, `config` and,
       where drafts are verified, `draft`.
     repetitions: passes over the prompts that count.
+    clock: in seconds.
 
   Returns:
     name -> the rollout of every prompt, and seconds of prefill and of decoding
@@ -156,9 +158,9 @@ def timed(model: transformer.Transformer, params: Any,
     for prompt, length in prompts:
       for name, (rule, how) in ways.items():
         (state, keys), first = seconds_of(
-            prefill, model, params, prompt, length, **how)
+            clock, prefill, model, params, prompt, length, **how)
         state, rest = seconds_of(
-            decode, model, params, state, keys, rule, **how)
+            clock, decode, model, params, state, keys, rule, **how)
         seconds[name][repetition] += first, rest
         if not repetition:  # which compiles
           rollouts[name].append(

@@ -20,8 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import resource
 import runpy
+import time
 from typing import Any
 
 from absl import logging
@@ -46,6 +46,7 @@ SPEED = runpy.run_path(str(HERE.parent / 'decoding' / 'speed.py'))
 AR = 'autoregressive'
 VERIFIED = 'verified'
 STEPS = (1, 2, 4)  # of a block, forced
+CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 
 
 def train(checkpoint: pathlib.Path,
@@ -94,7 +95,8 @@ def learned(experiment: experiment_lib.Experiment) -> dict[str, Any]:
 
 def points(experiment: experiment_lib.Experiment, params: Any,
            ways: dict[str, tuple[commit.Rule, dict[str, Any]]],
-           requests: int, repetitions: int) -> list[dict[str, Any]]:
+           requests: int, repetitions: int,
+           clock: str) -> list[dict[str, Any]]:
   """One entry a way to decode the first test requests; speeds by `AR`'s."""
   prompts = [(jnp.asarray(batch['prompt']), jnp.asarray(batch['prompt_length']))
              for batch in experiment.eval_batches('test', 1, requests)]
@@ -103,7 +105,7 @@ def points(experiment: experiment_lib.Experiment, params: Any,
   measured = SPEED['timed'](
       experiment.model, params, prompts,
       {name: (rule, how | more) for name, (rule, more) in ways.items()},
-      repetitions)
+      repetitions, CLOCKS[clock])
   result = []
   for name, (rollouts, (prefilling, decoding)) in measured.items():
     tokens, calls = (sum(int(getattr(r, field)[0, 0]) for r in rollouts)
@@ -136,7 +138,7 @@ def equal(a: block_decoder.Rollout, b: block_decoder.Rollout) -> bool:
 
 
 def measure(experiment: experiment_lib.Experiment, requests: int,
-            repetitions: int) -> dict[str, Any]:
+            repetitions: int, clock: str) -> dict[str, Any]:
   """What smollm2.json holds."""
   canvas, params = experiment.canvas, experiment.restore('cft')
   once = commit.Threshold(1.)
@@ -159,15 +161,15 @@ def measure(experiment: experiment_lib.Experiment, requests: int,
       'stages': {name: experiment.config[name].steps
                  for name in experiment.config.recipe if name != 'convert'},
       'block_size': canvas.block_size, 'requests': requests,
-      'repetitions': repetitions,
+      'repetitions': repetitions, 'clock': clock,
       'prompt_length': experiment.data.prompt_length,
       'response_length': experiment.data.response_length,
       'training_loss': training_losses(experiment.workdir),
       **learned(experiment),
-      'decoded': points(experiment, params, ways, requests, repetitions),
-      'forced': points(experiment, endless, forced, requests, repetitions),
-      'peak_gib': resource.getrusage(
-          resource.RUSAGE_SELF).ru_maxrss / 2 ** 20}
+      'decoded': points(experiment, params, ways, requests, repetitions,
+                        clock),
+      'forced': points(experiment, endless, forced, requests, repetitions,
+                       clock)}
 
 
 def rows_of(content: list[dict[str, Any]]) -> list[str]:
@@ -195,8 +197,7 @@ def table(results: dict[str, Any]) -> str:
       'Written by run.py. '
       + ', '.join(f'{k} {v}' for k, v in results['environment'].items())
       + f'; float32, prompts padded to {results["prompt_length"]} tokens, '
-      f'responses of at most {results["response_length"]}, blocks of {b}; peak '
-      f'memory {results["peak_gib"]:.1f} GiB.', '',
+      f'responses of at most {results["response_length"]}, blocks of {b}.', '',
       '| stage | steps | training loss, first step | last step |',
       '|---|---|---|---|',
       *(f'| {name} | {steps} | {loss[name][0]:.3f} | {loss[name][-1]:.3f} |'
@@ -206,10 +207,10 @@ def table(results: dict[str, Any]) -> str:
       f'`convert` changed rows {converted["rows"]} of the embedding (the mask '
       f'is {results["mask_id"]}) and {len(converted["others"])} other '
       'parameters.', '',
-      f'{results["requests"]} test requests at batch size 1, median of '
-      f'{results["repetitions"]} passes. Tokens per forward count prefills; '
-      'tokens/s and speed (autoregressive = 1) do not, but for the last '
-      'column.', '',
+      f'Test requests at batch size 1: {results["requests"]}; passes, of which '
+      f'the median counts: {results["repetitions"]}; {results["clock"]} time. '
+      'Tokens per forward count prefills; tokens/s and speed (autoregressive '
+      '= 1) do not, but for the last column.', '',
       'With the weights after CFT. They are not trained: how many tokens a '
       'threshold commits, and how many drafts are accepted, is not what a '
       'trained model does. Of the verified responses '
@@ -231,11 +232,14 @@ def main() -> None:
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
   parser.add_argument('--requests', type=int, default=2)
   parser.add_argument('--repetitions', type=int, default=3)
+  parser.add_argument(
+      '--clock', choices=CLOCKS, default='wall',
+      help='cpu: of the process, for one core that others use, too')
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
   logging.use_absl_handler()
   results = measure(train(args.checkpoint, args.workdir), args.requests,
-                    args.repetitions)
+                    args.repetitions, args.clock)
   text = table(results)
   for name, content in (('json', json.dumps(results, indent=1) + '\n'),
                         ('md', text)):
