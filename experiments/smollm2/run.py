@@ -219,9 +219,9 @@ def table(results: dict[str, Any]) -> str:
       'In forced schedules, without EOS: what is committed follows the '
       'schedule, whatever it is.', '', *rows_of(results['forced']), '',
       f'A forward over {b} tokens takes {cost:.2f} times as long as one over '
-      f'one token (mean of the schedules): decoding at x tokens per forward is '
-      f'x / {cost:.2f} times as fast as autoregressively, faster from '
-      f'{cost:.2f} on.']) + '\n'
+      f'one token (mean of the schedules): at x tokens per forward, prefill '
+      f'aside, decoding is x / {cost:.2f} times as fast as autoregressively, '
+      f'faster from {cost:.2f} on.']) + '\n'
 
 
 def main() -> None:
