@@ -93,7 +93,7 @@ def test_the_recipe_converts_it(checkpoint, tmp_path):
   assert results['convert'] == {'rows': [len(known)], 'others': []}
   assert len(results['training_loss']['cft']) == 10
   before, after = results['cft_loss']
-  assert after < .7 * before
+  assert after < .8 * before
   decoded = {point['decoding']: point for point in results['decoded']}
   assert decoded['autoregressive']['tokens_per_forward'] == 1.
   verified = decoded['verified']
