@@ -39,9 +39,12 @@ def test_published_summaries_are_of_the_published_reports(path):
   assert path.read_text(encoding='utf-8') == SEEDS['summary'](path.parent)
 
 
-@pytest.mark.parametrize('name', ['semantic_ids', 'retrieval'])
-def test_published_tables_are_of_the_published_measurements(name):
-  folder = ROOT / 'experiments' / name
+@pytest.mark.parametrize('folder', sorted(
+    path.parent for path in ROOT.glob('experiments/*/run.py')
+    if path.with_name(f'{path.parent.name}.json').exists()),
+                         ids=lambda folder: folder.name)
+def test_published_tables_are_of_the_published_measurements(folder):
+  name = folder.name
   table = runpy.run_path(str(folder / 'run.py'))['table']
   text = (folder / f'{name}.md').read_text(encoding='utf-8')
   assert text == table(json.loads(

@@ -17,6 +17,7 @@ Writes speed_<shape>.json and .md here.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 import functools
 import json
 import pathlib
@@ -31,6 +32,7 @@ import numpy as np
 
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
+from dgr2_jax.decoding import verification
 from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
@@ -99,29 +101,72 @@ def trained_steps(workdir: pathlib.Path, block_size: int, threshold: float,
   return np.pad(steps, ((0, 0), (1, 0)))
 
 
-@functools.partial(
-    jax.jit, static_argnames=('model', 'vocabulary', 'canvas', 'config'))
-def prefill(model, params, prompt, **how):
-  ones = jnp.ones(1, jnp.int32)
-  return block_decoder.begin(
-      model, params, prompt, prompt.shape[1] * ones, ones, jax.random.key(0),
-      **how)
+_STATIC = ('model', 'vocabulary', 'canvas', 'config', 'draft')
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def prefill(model, params, prompt, length, *, draft=None, **how):
+  if draft is not None:
+    begin = functools.partial(verification.begin, draft=draft)
+  else:
+    begin = block_decoder.begin
+  return begin(model, params, prompt, length, jnp.ones(1, jnp.int32),
+               jax.random.key(0), **how)
 
 
 @functools.partial(
-    jax.jit, static_argnames=('model', 'vocabulary', 'canvas', 'config'),
-    donate_argnames=('state',))
-def decode(model, params, state, keys, rule, *, vocabulary, canvas, config):
-  return jax.lax.while_loop(
-      lambda s: ~s.done.all(),
-      lambda s: block_decoder.step(model, params, s, keys, rule, vocabulary,
-                                   canvas, config), state)
+    jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
+def decode(model, params, state, keys, rule, *, draft=None, **how):
+  if draft is not None:
+    own = model, params
+    step = lambda s: verification.step(
+        own, own, s, None, keys, draft=draft, **how)[0]
+  else:
+    step = lambda s: block_decoder.step(model, params, s, keys, rule, **how)
+  return jax.lax.while_loop(lambda s: ~s.done.all(), step, state)
 
 
-def seconds_of(function, *args: Any, **options: Any) -> tuple[Any, float]:
-  begin = time.perf_counter()
+def seconds_of(clock, function, *args: Any, **options: Any):
+  begin = clock()
   result = jax.block_until_ready(function(*args, **options))
-  return result, time.perf_counter() - begin
+  return result, clock() - begin
+
+
+def timed(model: transformer.Transformer, params: Any,
+          prompts: list[tuple[jax.Array, jax.Array]],
+          ways: dict[Any, tuple[commit.Rule, dict[str, Any]]],
+          repetitions: int, clock: Callable[[], float] = time.perf_counter
+          ) -> dict[Any, tuple[list[block_decoder.Rollout], np.ndarray]]:
+  """Decodes prompts one by one; the ways take turns.
+
+  Args:
+    model: the decoder.
+    params: its parameters.
+    prompts: int32 [1, P] and their lengths, int32 [1].
+    ways: name -> a commit rule, and `vocabulary`, `canvas`, `config` and,
+      where drafts are verified, `draft`.
+    repetitions: passes over the prompts that count.
+    clock: in seconds.
+
+  Returns:
+    name -> the rollout of every prompt, and seconds of prefill and of decoding
+    all prompts, the median of the passes, float [2].
+  """
+  rollouts = {name: [] for name in ways}
+  seconds = {name: np.zeros((repetitions + 1, 2)) for name in ways}
+  for repetition in range(repetitions + 1):
+    for prompt, length in prompts:
+      for name, (rule, how) in ways.items():
+        (state, keys), first = seconds_of(
+            clock, prefill, model, params, prompt, length, **how)
+        state, rest = seconds_of(
+            clock, decode, model, params, state, keys, rule, **how)
+        seconds[name][repetition] += first, rest
+        if not repetition:  # which compiles
+          rollouts[name].append(
+              block_decoder.rollout_of(state, how['vocabulary']))
+  return {name: (rollouts[name], np.median(seconds[name][1:], axis=0))
+          for name in ways}
 
 
 def measure(model: transformer.Transformer, params: Any,
@@ -141,27 +186,18 @@ def measure(model: transformer.Transformer, params: Any,
     ways[b] = rule, dict(
         vocabulary=vocabulary, canvas=canvas_lib.CanvasConfig(b),
         config=block_decoder.DecodeConfig(max_response=blocks * b))
-  timed = {b: [] for b in ways}
-  calls = {}
-  for repetition in range(repetitions + 1):
-    for b, (rule, how) in ways.items():
-      (state, keys), first = seconds_of(prefill, model, params, prompt, **how)
-      state, rest = seconds_of(decode, model, params, state, keys, rule, **how)
-      calls[b] = int(state.calls[0, 0])
-      if repetition:
-        timed[b].append((first, rest))
   points = []
-  for b, (_, how) in ways.items():
-    tokens = how['config'].max_response
-    prefilling, decoding = np.median(timed[b], axis=0)
+  for b, ((rollout,), (prefilling, decoding)) in timed(
+      model, params, [(prompt, jnp.array([prompt_length]))], ways,
+      repetitions).items():
+    tokens, calls = int(rollout.length[0, 0]), int(rollout.calls[0, 0])
     points.append({
         'prompt_length': prompt_length, 'response_length': response_length,
-        'block_size': b, 'tokens': tokens, 'calls': calls[b],
-        'tokens_per_forward': tokens / calls[b],
+        'block_size': b, 'tokens': tokens, 'calls': calls,
+        'tokens_per_forward': tokens / calls,
         'prefill_seconds': float(prefilling),
         'decode_seconds': float(decoding)})
-    rate, whole = (points[-1]['tokens'] / s for s in (
-        decoding, decoding + prefilling))
+    rate, whole = (tokens / s for s in (decoding, decoding + prefilling))
     if b == 1:
       base = rate, whole
     points[-1] |= {'speed': rate / base[0], 'speed_with_prefill':
