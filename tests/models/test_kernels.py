@@ -118,12 +118,13 @@ jax.config.update('jax_num_cpu_devices', 4)
 from dgr2_jax.training import sharding
 from tests.models import test_kernels as t
 
-want = [t.outcome('xla', t.LENGTH[:2], *(x[:2] for x in arrays))
-        for arrays in (t.arrays(t.S), t.canvases())]
+cases = [(2, t.arrays(t.S)), (2, t.canvases()),
+         (3, t.canvases())]  # three requests do not split
+cases = [(t.LENGTH[:n], *(x[:n] for x in arrays)) for n, arrays in cases]
+want = [t.outcome('xla', *case) for case in cases]
 with jax.set_mesh(sharding.make_mesh(dict(data=2, fsdp=1, tensor=2))):
-  for arrays, alone in zip((t.arrays(t.S), t.canvases()), want):
-    t.assert_close(t.outcome('splash', t.LENGTH[:2], *(x[:2] for x in arrays)),
-                   alone)
+  for case, alone in zip(cases, want):
+    t.assert_close(t.outcome('splash', *case), alone)
 '''], check=True, timeout=600)
 
 
