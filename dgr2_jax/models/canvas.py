@@ -367,13 +367,14 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
   positions = block_positions(start, w)
   length = cache.clean[0].shape[3]
   before = (jnp.arange(length) < start[..., None])[:, :, None, None]
+  prompt_length = cache.prompt_length
 
   def attention(query, key, value, cache):
     (kp, vp), (kc, vc) = cache
     blocks = [x.reshape(n, g, 1, w, *x.shape[2:]) for x in (query, key, value)]
     query_, key_, value_ = blocks
     out = attention_lib.attend(query_, [
-        attention_lib.prompt(kp, vp, cache.prompt_length),
+        attention_lib.prompt(kp, vp, prompt_length),
         attention_lib.Part(kc, vc, before),
         attention_lib.Part(key_, value_, sees[:, :, None])])
     return out.reshape(query.shape), (key_[:, :, 0], value_[:, :, 0])
