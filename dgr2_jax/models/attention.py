@@ -66,7 +66,7 @@ def choose(attention: str, head_dim: int) -> str:
   """What computes attention to prompts on the devices of the present mesh.
 
   Args:
-    attention: of `CHOICES`; 'auto' is splash where it runs fast, else XLA.
+    attention: of `CHOICES`; 'auto' is splash on TPUs where F allows, else XLA.
     head_dim: F.
 
   Returns:
