@@ -182,6 +182,21 @@ def test_published_configs_and_commands_name_no_paths(tmp_path):
   assert command.count('=DIR') == 8 and '--config.seed=3' in command
 
 
+def test_attention_is_timed_by_what_runs_here():
+  script = runpy.run_path(str(ROOT / 'experiments/kernels/kernels.py'))
+  shape = dict(requests=1, prompt=8, rollouts=1, response=4, block_size=2,
+               canvases=2, layers=2, width=16, heads=2, kv_heads=1,
+               head_dim=128, dtype='float32')
+  content = script['measure'](shape, passes=1)
+  assert [(x['program'], x['attention']) for x in content['rows']] == [
+      ('prefill', 'xla'), ('update', 'xla')]  # a CPU
+  assert all(x['speedup'] == 1 for x in content['rows'])
+  content['rows'].append(dict(content['rows'][0], attention='splash',
+                              seconds=.002, low=.001, high=.003, speedup=1.5))
+  assert ('| prefill | splash | 2.00 | 1.00 - 3.00 | 1.50 |'
+          in script['markdown'](content))
+
+
 def test_summary_of_two_made_up_seeds(tmp_path):
   for seed, cft in enumerate((.35, .45)):
     folder = tmp_path / f'seed{seed}'

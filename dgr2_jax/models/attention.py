@@ -7,16 +7,22 @@ own rollout (one array a rollout) and its own block:
     query -> [ k k k k k k ] + [ k k k . . . . ] + [ k k k k ]   one softmax
 
 Keeping the parts apart means that nothing is copied a rollout or a canvas, and
-that no dense mask over all canvases is ever built.
+that no dense mask over all canvases is ever built. The prompt, the longest of
+them, may be left to a kernel (`kernels.py`) and joined to the rest by `merge`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from dgr2_jax.models import partition
+
+CHOICES = ('xla', 'splash', 'auto')
+SPLASH_HEAD_DIM = 128  # and multiples of it
 
 # Finite, so that a row without any visible key gives garbage and not NaN.
 _HIDDEN = -1e30
@@ -32,22 +38,127 @@ class Part(NamedTuple):
     key: [N, S, Hkv, F], [N, G, S, Hkv, F] or [N, G, M, S, Hkv, F].
     value: like `key`.
     visible: bool, broadcastable to [N, G, M, T, S].
+    length: int32 [N] where that is the first `length` keys of a request for
+      all its queries, which a kernel can take; see `prompt`.
   """
   key: jax.Array
   value: jax.Array
   visible: jax.Array
+  length: jax.Array | None = None
 
 
-def attend(query: jax.Array, parts: Sequence[Part]) -> jax.Array:
+def check(attention: str, head_dim: int) -> None:
+  """Whether there is this attention for this F, on some platform.
+
+  Raises:
+    ValueError: there is not; names the field of the model and the limit.
+  """
+  if attention not in CHOICES:
+    raise ValueError(f'model.attention={attention!r}: expected '
+                     + ', '.join(CHOICES))
+  if attention == 'splash' and head_dim % SPLASH_HEAD_DIM:
+    raise ValueError(
+        "model.attention='splash' takes a model.head_dim that is a multiple "
+        f'of {SPLASH_HEAD_DIM}, not {head_dim}; xla and auto take any.')
+
+
+def choose(attention: str, head_dim: int) -> str:
+  """What computes attention to prompts on the devices of the present mesh.
+
+  Args:
+    attention: of `CHOICES`; 'auto' is splash on TPUs where F allows, else XLA.
+    head_dim: F.
+
+  Returns:
+    'xla' or 'splash'.
+
+  Raises:
+    ValueError: see `check`; or splash on a GPU. On CPUs it is interpreted, for
+      tests.
+  """
+  check(attention, head_dim)
+  platform = partition.platform()
+  if attention == 'auto':
+    fits = platform == 'tpu' and head_dim % SPLASH_HEAD_DIM == 0
+    return 'splash' if fits else 'xla'
+  if attention == 'splash' and platform not in ('tpu', 'cpu'):
+    raise ValueError("model.attention='splash' runs on TPUs, not on a "
+                     f'{platform}: expected xla or auto.')
+  return attention
+
+
+def prompt(key: jax.Array, value: jax.Array, length: jax.Array) -> Part:
+  """All tokens [N, S, Hkv, F] of prompts but padding, at or after `length`."""
+  visible = jnp.arange(key.shape[1]) < length[:, None]
+  return Part(key, value, visible[:, None, None, None], length)
+
+
+def causal(query: jax.Array, key: jax.Array, value: jax.Array,
+           length: jax.Array, kernel: str = 'xla') -> jax.Array:
+  """Prompt tokens see those up to themselves.
+
+  Args:
+    query: [N, S, H, F].
+    key: [N, S, Hkv, F].
+    value: like `key`.
+    length: int32 [N]; what is at or after it is padding, seen by nobody.
+    kernel: from `choose`.
+
+  Returns:
+    [N, S, H, F] in the dtype of the values.
+  """
+  if kernel == 'splash':
+    return _kernels().self_attention(query, key, value, length)
+  part = prompt(key, value, length)
+  visible = jnp.tril(jnp.ones((key.shape[1],) * 2, bool)) & part.visible
+  return attend(query[:, None, None],
+                [Part(key, value, visible)]).reshape(query.shape)
+
+
+def attend(query: jax.Array, parts: Sequence[Part],
+           kernel: str = 'xla') -> jax.Array:
   """One softmax over the keys of all parts, scores in float32.
 
   Args:
     query: [N, G, M, T, H, F]; head h reads key head h // (H / Hkv).
-    parts: what the queries see.
+    parts: what the queries see; with a kernel, one of them has a length.
+    kernel: from `choose`.
 
   Returns:
     [N, G, M, T, H, F] in the dtype of the values.
   """
+  if kernel == 'xla':
+    return _attend(query, parts)[0]
+  shared, = (part for part in parts if part.length is not None)
+  out, log_sum_exp = _kernels().cross_attention(
+      query.reshape(query.shape[0], -1, *query.shape[4:]), shared.key,
+      shared.value, shared.length)
+  rest, scores = _attend(query, [x for x in parts if x is not shared])
+  rest_log_sum_exp = jnp.moveaxis(jax.nn.logsumexp(scores, -1), -1, 3)
+  return merge(
+      (out.reshape(query.shape), rest),
+      (x.reshape(query.shape[:5]) for x in (log_sum_exp, rest_log_sum_exp))
+  ).astype(out.dtype)
+
+
+def merge(outs: Iterable[jax.Array],
+          log_sum_exps: Iterable[jax.Array]) -> jax.Array:
+  """The softmax over all keys, from those over disjoint parts of them.
+
+  Args:
+    outs: what attention to each part alone gives, [..., F].
+    log_sum_exps: float32 [...], of each part's scores.
+
+  Returns:
+    sum_i exp(lse_i - lse) out_i, where lse = log sum_i exp(lse_i); float32.
+  """
+  weights = jax.nn.softmax(jnp.stack(tuple(log_sum_exps)), 0)[..., None]
+  return sum(weight * out for weight, out in zip(weights, outs))
+
+
+def _attend(query: jax.Array,
+            parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
+  """By XLA: what `attend` returns, and scores [N, G, M, Hkv, H/Hkv, T, S]."""
   shape = query.shape
   num_kv_heads = parts[0].key.shape[-2]
   grouped = shape[:4] + (num_kv_heads, shape[4] // num_kv_heads, shape[5])
@@ -59,7 +170,8 @@ def attend(query: jax.Array, parts: Sequence[Part]) -> jax.Array:
         preferred_element_type=jnp.float32)
     scores.append(jnp.where(part.visible[:, :, :, None, None], score, _HIDDEN))
   sizes = [s.shape[-1] for s in scores]
-  weights = jax.nn.softmax(jnp.concatenate(scores, -1), -1)
+  scores = jnp.concatenate(scores, -1)
+  weights = jax.nn.softmax(scores, -1)
   weights = weights.astype(parts[0].value.dtype)
   out, begin = 0, 0
   for part, size in zip(parts, sizes):
@@ -67,4 +179,9 @@ def attend(query: jax.Array, parts: Sequence[Part]) -> jax.Array:
         f'ngmkrts,{_AXES[part.key.ndim]}->ngmtkrf',
         weights[..., begin:begin + size], part.value)
     begin += size
-  return out.reshape(shape)
+  return out.reshape(shape), scores
+
+
+def _kernels():
+  from dgr2_jax.models import kernels  # Pallas takes a while to import.
+  return kernels

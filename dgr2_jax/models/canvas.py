@@ -162,7 +162,7 @@ def states(model: transformer.Transformer, params: Any, canvas: Canvas,
        offset + positions.reshape(n, -1)], 1)
   hidden, _ = model.apply(
       {'params': params}, tokens, rope_positions,
-      _canvas_attention(canvas, config, model.config.canvas_chunk),
+      _canvas_attention(canvas, config, model.config),
       method='hidden')
   d = hidden.shape[-1]
   last = jnp.take_along_axis(
@@ -186,12 +186,12 @@ def _align(last: jax.Array, clean: jax.Array, noisy: jax.Array,
 
 
 def _canvas_attention(canvas: Canvas, config: CanvasConfig,
-                      chunk: int) -> transformer.Attention:
+                      model: transformer.ModelConfig) -> transformer.Attention:
   """The rule drawn at the top of this module."""
+  kernel = attention_lib.choose(model.attention, model.head_dim)
   n, p = canvas.prompt.shape
   g, l = canvas.clean.shape[1:]
   m, b = canvas.masked.shape[2:]
-  in_prompt = _in_prompt(p, canvas.prompt_length)
 
   def attention(query, key, value, cache):
     del cache
@@ -202,16 +202,14 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
               x[:, p + g * l:].reshape(n, g, m, b, *heads))
 
     (qp, qc, qn), (kp, kc, kn), (vp, vc, vn) = map(split, (query, key, value))
-    causal = jnp.tril(jnp.ones((p, p), bool)) & in_prompt
-    out_prompt = attention_lib.attend(
-        qp[:, None, None], [attention_lib.Part(kp, vp, causal)])
-    prompt = attention_lib.Part(kp, vp, in_prompt)
+    out_prompt = attention_lib.causal(
+        qp, kp, vp, canvas.prompt_length, kernel)
+    prompt = attention_lib.prompt(kp, vp, canvas.prompt_length)
     index = jnp.arange(l)
-    out_clean = attention_lib.attend(qc[:, :, None], [
-        prompt, attention_lib.Part(
-            kc, vc, clean_rule(index, index, config)[None, None, None])])
-    outs = [out_prompt.reshape(n, p, *query.shape[2:]),
-            out_clean.reshape(n, g * l, *query.shape[2:])]
+    own = clean_rule(index, index, config)[None, None, None]
+    out_clean = attention_lib.attend(
+        qc[:, :, None], [prompt, attention_lib.Part(kc, vc, own)], kernel)
+    outs = [out_prompt, out_clean.reshape(n, g * l, *query.shape[2:])]
     if m:
 
       def block_canvases(qn, kn, vn, start):  # [N, G, m, ...]
@@ -219,9 +217,10 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
         own = jnp.ones((1,) * 5, bool)
         return attention_lib.attend(qn, [
             prompt, attention_lib.Part(kc, vc, before),
-            attention_lib.Part(kn, vn, own)])
+            attention_lib.Part(kn, vn, own)], kernel)
 
-      out_noisy = _in_chunks(block_canvases, chunk, qn, kn, vn, canvas.start)
+      out_noisy = _in_chunks(block_canvases, model.canvas_chunk, qn, kn, vn,
+                             canvas.start)
       outs.append(out_noisy.reshape(n, g * m * b, *query.shape[2:]))
     return jnp.concatenate(outs, axis=1), None
 
@@ -245,11 +244,6 @@ def _in_chunks(function, chunk: int, *arrays: jax.Array) -> jax.Array:
                      tuple(map(to_chunks, arrays)))
   outs = jnp.moveaxis(outs, 0, 2)
   return outs.reshape(*outs.shape[:2], m, *outs.shape[4:])
-
-
-def _in_prompt(size: int, prompt_length: jax.Array) -> jax.Array:
-  """bool [N, 1, 1, 1, P]: the prompt tokens that are not padding."""
-  return (jnp.arange(size) < prompt_length[:, None])[:, None, None, None]
 
 
 @flax.struct.dataclass
@@ -284,13 +278,12 @@ def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
     the first response token.
   """
   n, p = prompt.shape
-  visible = jnp.tril(jnp.ones((p, p), bool)) & _in_prompt(p, prompt_length)
+  kernel = attention_lib.choose(model.config.attention, model.config.head_dim)
 
   def attention(query, key, value, cache):
     del cache
-    out = attention_lib.attend(
-        query[:, None, None], [attention_lib.Part(key, value, visible)])
-    return out.reshape(query.shape), (key, value)
+    out = attention_lib.causal(query, key, value, prompt_length, kernel)
+    return out, (key, value)
 
   hidden, emitted = model.apply(
       {'params': params}, prompt, jnp.broadcast_to(jnp.arange(p), (n, p)),
@@ -374,14 +367,14 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
   positions = block_positions(start, w)
   length = cache.clean[0].shape[3]
   before = (jnp.arange(length) < start[..., None])[:, :, None, None]
-  in_prompt = _in_prompt(cache.prompt[0].shape[2], cache.prompt_length)
+  prompt_length = cache.prompt_length
 
   def attention(query, key, value, cache):
     (kp, vp), (kc, vc) = cache
     blocks = [x.reshape(n, g, 1, w, *x.shape[2:]) for x in (query, key, value)]
     query_, key_, value_ = blocks
     out = attention_lib.attend(query_, [
-        attention_lib.Part(kp, vp, in_prompt),
+        attention_lib.prompt(kp, vp, prompt_length),
         attention_lib.Part(kc, vc, before),
         attention_lib.Part(key_, value_, sees[:, :, None])])
     return out.reshape(query.shape), (key_[:, :, 0], value_[:, :, 0])

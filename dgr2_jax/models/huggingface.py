@@ -56,7 +56,8 @@ _SUPPORTED = {
     'quantization_config': None,
 }
 # Fields of ModelConfig that are free whatever the checkpoint is.
-FREE = ('dtype', 'param_dtype', 'remat', 'unroll_layers', 'canvas_chunk')
+FREE = ('dtype', 'param_dtype', 'remat', 'unroll_layers', 'canvas_chunk',
+        'attention')
 
 
 @dataclasses.dataclass(frozen=True)

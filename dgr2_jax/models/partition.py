@@ -25,6 +25,12 @@ BATCH_AXES = ('data', 'fsdp')
 Rules = Sequence[tuple[str, P]]
 
 
+def platform() -> str:
+  """Of the mesh's devices, which need not be here; else JAX's default."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()
+
+
 def path_name(path: tuple[Any, ...]) -> str:
   """A key path as text: `params/layers/query`."""
   return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from dgr2_jax.models import attention as attention_lib
 from dgr2_jax.models import partition
 
 # (query [N, T, H, F], key [N, T, Hkv, F], value, cache) -> (out, emitted)
@@ -63,6 +64,8 @@ class ModelConfig:
     unroll_layers: no while loop over layers; for FLOP counts, and faster for
       small models on CPUs. Same parameters either way.
     canvas_chunk: block canvases attended at a time; 0 is all at once.
+    attention: what computes attention to prompts: 'xla', 'splash' (a kernel
+      for TPUs) or 'auto', see `attention.choose`.
   """
   vocab_size: int
   num_layers: int
@@ -81,6 +84,7 @@ class ModelConfig:
   remat: str = 'none'
   unroll_layers: bool = False
   canvas_chunk: int = 0
+  attention: str = 'xla'
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:
@@ -93,6 +97,7 @@ class ModelConfig:
       raise ValueError(
           f'model.remat={self.remat!r}: expected none, '
           + ', '.join(_REMAT_POLICIES))
+    attention_lib.check(self.attention, self.head_dim)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
