@@ -1,14 +1,14 @@
 """Has a language model judge the reasoning of two re-rankers.
 
     python -m dgr2_jax.tools.judge DIR/responses/ar.jsonl \\
-        DIR/responses/rl-tau_0.9.jsonl --url=http://localhost:8000/v1 \\
+        DIR/responses/rl-tau_0.9.jsonl --base_url=http://localhost:8000/v1 \\
         --model=Qwen/Qwen3-32B --output=judge.json
 
 `dgr2_jax.main --stage=evaluate` writes the files (A and B) into its working
 directory; they must be of the same requests. The endpoint speaks OpenAI's chat
 completion protocol; its key, if it wants one, is read from the environment
-variable JUDGE_API_KEY. A second --model (and --url, if it has another) is a
-second judge of the same pairs.
+variable JUDGE_API_KEY. A second --model (and --base_url, if it has another) is
+a second judge of the same pairs.
 
 Answers go to OUTPUT.answers.jsonl as they come; the same command again goes on
 where it was stopped. When all is settled the table is printed and OUTPUT holds
@@ -118,10 +118,10 @@ def run(args: argparse.Namespace) -> None:
   pairs = judging.pairs(requests, a, b, args.pairs, args.seed)
   config = sampling.SamplingConfig(
       max_attempts=args.max_attempts, concurrency=args.concurrency)
-  urls = args.url * (len(args.model) if len(args.url) == 1 else 1)
+  urls = args.base_url * (len(args.model) if len(args.base_url) == 1 else 1)
   if len(urls) != len(args.model):
-    raise ValueError(f'--url: {len(args.url)} for {len(args.model)} models; '
-                     'expected one, or one a model.')
+    raise ValueError(f'--base_url: {len(args.base_url)} for {len(args.model)} '
+                     'models; expected one, or one a model.')
   judges, answers = [], []
   with cache_lib.AnswerCache(f'{args.output}.answers.jsonl') as cache:
     for url, model in zip(urls, args.model, strict=True):
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                       help='responses of the first re-ranker')
   parser.add_argument('b', type=pathlib.Path, metavar='B',
                       help='responses of the second')
-  parser.add_argument('--url', action='append', required=True,
+  parser.add_argument('--base_url', action='append', required=True,
                       help='the endpoint, such as http://localhost:8000/v1')
   parser.add_argument('--model', action='append', required=True,
                       help='the judge; twice for two')

@@ -74,7 +74,7 @@ def biased(body, before=0):
 
 def _judge(files, url, *args, a='a', b='b', models=('m',)):
   judge.main([str(files / f'{a}.jsonl'), str(files / f'{b}.jsonl'),
-              f'--url={url}', *(f'--model={m}' for m in models),
+              f'--base_url={url}', *(f'--model={m}' for m in models),
               f'--output={files / "out.json"}', '--backoff=.001', *args])
   return json.loads((files / 'out.json').read_text())
 
