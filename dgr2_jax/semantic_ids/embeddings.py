@@ -114,7 +114,7 @@ def _encode(
   except ImportError as e:
     raise ValueError(
         f"{_FIELD}.kind is 'huggingface', which needs the packages torch and "
-        f"transformers ({e}): pip install 'dgr2_jax[encoder]', or choose "
+        f"transformers ({e}): pip install -e '.[encoder]', or choose "
         'another kind.') from e
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -91,7 +91,7 @@ def _tpus(topology: str, num_slices: int) -> Sequence[jax.Device]:
   if importlib.util.find_spec('libtpu') is None:
     raise ValueError(
         f'--topology={topology} needs the TPU compiler, the package libtpu: '
-        "pip install 'dgr2_jax[tpu]' (no TPU is needed); or plan for "
+        "pip install -e '.[tpu]' (no TPU is needed); or plan for "
         '--topology=cpu:COUNT.')
   # Its import takes a while.
   from jax.experimental import topologies

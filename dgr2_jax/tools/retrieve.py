@@ -47,6 +47,8 @@ def retrieve(workdir: pathlib.Path, output: pathlib.Path, count: int,
     ValueError: no mid-training, not complete, or items share an id.
   """
   config = workdir_lib.read_config(workdir)
+  if not output.absolute().parent.is_dir():
+    raise ValueError(f'--output={output}: there is no such directory.')
   if _STAGE not in config.recipe:
     raise ValueError(f'{workdir}: {_STAGE} is not in its recipe '
                      f'({", ".join(config.recipe)}).')

@@ -14,6 +14,7 @@ import jax
 
 from dgr2_jax.data import mid_training
 from dgr2_jax.data import pipeline
+from dgr2_jax.models import flops
 from dgr2_jax.models import transformer
 from dgr2_jax.objectives import language_modelling
 from dgr2_jax.training import experiment as experiment_lib
@@ -49,6 +50,11 @@ def train(experiment: experiment_lib.Experiment) -> None:
         section.head_chunk)
     return (loss,), measured
 
+  def flops_of(batch):
+    rows, length = batch['tokens'].shape
+    return flops.update(experiment.model.config, flops.Work(
+        rows * length, rows * length ** 2, rows * (length - 1)))
+
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def sums(params, batch):
     weight, logprob, _ = language_modelling.token_scores(
@@ -70,4 +76,5 @@ def train(experiment: experiment_lib.Experiment) -> None:
       stage='mid_train', loss_fn=loss_fn, params=experiment.initial_params(),
       batches=batches, validate=validate, config=section,
       workdir=experiment.workdir, mesh=mesh, rules=transformer.RULES,
-      seed=experiment.config.seed)
+      seed=experiment.config.seed, flops_of=flops_of,
+      profile_steps=experiment.config.get('profile_steps', ()))

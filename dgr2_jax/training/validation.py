@@ -367,7 +367,7 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
                        "those of its own tokenizer's ids.")
     if importlib.util.find_spec('safetensors') is None:
       raise ValueError('config.model.huggingface needs the package safetensors:'
-                       " pip install 'dgr2_jax[hf]'.")
+                       " pip install -e '.[hf]'.")
   block_causal = config.get('canvas', {}).get('clean_stream') == 'block_causal'
   if block_causal and config.get('opd', {}).get('teacher') == 'self':
     raise ValueError(

@@ -60,8 +60,10 @@ def test_remat_policies_give_equal_gradients():
 
   want = gradient()
   for remat in ('full', 'dots'):
+    # Small entries of a gradient in the thousands are no better than float32
+    # makes its large ones: four units in their last place.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(
-        a, b, rtol=2e-4, atol=1e-6 * np.abs(b).max()),
+        a, b, rtol=2e-4, atol=5e-7 * np.abs(b).max()),
                  gradient(remat=remat), want)
 
 

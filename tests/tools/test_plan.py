@@ -169,7 +169,7 @@ def test_topologies_that_are_none(topology, message):
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is not None,
                     reason='the TPU compiler is installed')
 def test_says_how_to_get_the_tpu_compiler():
-  with pytest.raises(ValueError, match=r'libtpu: pip install .dgr2_jax\[tpu\]'):
+  with pytest.raises(ValueError, match=r"libtpu: pip install -e '.\[tpu\]'"):
     plan.devices('v5e:2x2')
 
 
