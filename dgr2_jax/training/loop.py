@@ -292,10 +292,11 @@ class _Run:
     self._finite_until = self._step
 
   def _log(self) -> None:
-    """Writes and shows the means since the last line."""
+    """Writes and shows the means, or maxima, since the last line."""
     self._check_finite()
-    sums = {k: float(v) for k, v in jax.device_get(self._state.sums).items()}
-    means = {k: v / (self._step - self._logged) for k, v in sums.items()}
+    steps = self._step - self._logged
+    means = {k: float(v) / (1 if step_lib.is_maximum(k) else steps)
+             for k, v in jax.device_get(self._state.sums).items()}
     self._state = self._state.replace(sums=jax.tree.map(
         lambda x: jax.device_put(jnp.zeros_like(x), x.sharding),
         self._state.sums))

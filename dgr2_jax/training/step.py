@@ -44,7 +44,8 @@ class TrainState:
     step: int32, steps done.
     params: the parameters that are trained.
     opt_state: optax's state.
-    sums: float32 sums of the metrics since the last log line.
+    sums: float32 sums of the metrics since the last log line; maxima of those
+      that are maxima.
     bad_step: int32, the first step whose loss or gradient was not finite; -1
       while there is none.
     base: with LoRA, the parameters that `params` adapt; they never change and
@@ -94,7 +95,7 @@ def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
         step=state.step + 1,
         params=optax.apply_updates(state.params, updates),
         opt_state=opt_state,
-        sums={k: v + jnp.asarray(metrics[k], jnp.float32)
+        sums={k: _merge(k, v, jnp.asarray(metrics[k], jnp.float32))
               for k, v in state.sums.items()},
         bad_step=jnp.where(finite | (state.bad_step >= 0), state.bad_step,
                            state.step + 1))
@@ -214,10 +215,14 @@ def gradient(loss_fn: LossFn, params: Params, batch: dict[str, Any],
       lambda g, p: g.astype(p.dtype), grads, params)
 
 
+def is_maximum(name: str) -> bool:
+  """Whether a metric of several parts is their maximum, not their sum."""
+  return name.startswith('max_')
+
+
 def _merge(name: str, a: Any, b: Any) -> Any:
   """A metric of two parts; maxima are of magnitudes."""
-  function = jnp.maximum if name.startswith('max_') else jnp.add
-  return jax.tree.map(function, a, b)
+  return jax.tree.map(jnp.maximum if is_maximum(name) else jnp.add, a, b)
 
 
 def _parts(batch: Mapping[str, Any], count: int) -> Any:

@@ -36,14 +36,21 @@ SPEED = ('tokens_per_second', 'speedup')
 SMALL = ('--config.model.num_layers=2', '--config.boosted.iterations=20')
 
 
-def command(workdir, *flags):
-  return [sys.executable, '-m', 'dgr2_jax.main', f'--config={CONFIG}:smoke',
+def command(workdir, *flags, program=('dgr2_jax.main',)):
+  return [sys.executable, '-m', *program, f'--config={CONFIG}:smoke',
           f'--workdir={workdir}', *SMALL, *flags]
 
 
-def run(workdir, *flags, env=ONE):
-  return subprocess.run(command(workdir, *flags), cwd=ROOT, text=True,
+def run(workdir, *flags, env=ONE, **kwargs):
+  return subprocess.run(command(workdir, *flags, **kwargs), cwd=ROOT, text=True,
                         capture_output=True, check=False, env=env)
+
+
+def kill_within(where, stage, round_, workdir):
+  """Runs until an exact place of a round of rollouts."""
+  result = run(workdir, program=('tests.training.killed_run', where, stage,
+                                 str(round_)))
+  assert result.returncode == -signal.SIGKILL, result.stderr[-3000:]
 
 
 def kill_at(sign, delay, workdir, *flags, env=ONE, processes=((),)):
@@ -150,16 +157,25 @@ def test_same_command_again_changes_nothing(finished):
   assert (metrics(workdir), report(workdir)) == before
 
 
-def test_killed_at_random_steps_ends_with_the_same_bits(finished, tmp_path):
+def test_killed_anywhere_ends_with_the_same_bits(finished, tmp_path):
+  """At random steps, and within rounds of rollouts."""
   want, _ = finished
   workdir = tmp_path / 'run'
   rng = random.Random(os.getpid())
   delays = []
-  for sign in ('data.partial', 'checkpoints/ar_sft/2', 'checkpoints/ar_rl/2',
-               'checkpoints/cft/2', 'checkpoints/opd/2', 'checkpoints/rl/2',
-               'checkpoints/rl/complete.json'):
+
+  def kill_near(sign):
     delays.append(rng.uniform(0, 1.5))
     kill_at(sign, delays[-1], workdir)
+
+  kill_near('data.partial')
+  kill_near('checkpoints/ar_sft/2')
+  kill_within('rollout', 'ar_rl', 2, workdir)
+  kill_near('checkpoints/cft/2')
+  kill_within('update', 'opd', 3, workdir)
+  kill_within('rollout', 'rl', 1, workdir)
+  kill_within('update', 'rl', 4, workdir)
+  kill_near('checkpoints/rl/complete.json')
   result = run(workdir)
   assert result.returncode == 0, result.stderr[-3000:]
   assert metrics(workdir) == metrics(want), delays
@@ -234,7 +250,8 @@ def test_bad_fields_are_named(tmp_path):
       'opd.elsewhere=none', 'opd.rollout.canvases=all')),
     (('ar_sft', 'convert', 'cft', 'opd', 'rl'),
      ('opd.teacher=self', 'opd.divergence=reverse', 'opd.teacher_top_k=4',
-      'rl.kl_weight=0.1', *(f'mesh.{axis}=2' for axis in MESH)))],
+      'rl.kl_weight=0.1', 'rl.reward.overlong_buffer=0',
+      *(f'mesh.{axis}=2' for axis in MESH)))],
                          ids=['published-rules', 'eight-devices'])
 def test_ablations_are_configs(tmp_path, recipe, flags):
   flags = [f'--config.{flag}' for flag in flags]
@@ -250,6 +267,11 @@ def test_ablations_are_configs(tmp_path, recipe, flags):
             for line in metrics(tmp_path / 'run') if 'train/loss' in line}
   assert list(losses) == [stage for stage in recipe if stage != 'convert']
   assert all(map(np.isfinite, losses.values()))
+  if 'rl' in recipe:
+    # Untrained: no response ends, and without a buffer all earn the same.
+    for message in ('(overflow 1.00)', 'no response is valid',
+                    'nothing is learned from it'):
+      assert f'rl round 1' in result.stderr and message in result.stderr
   content = json.loads((tmp_path / 'run' / 'report.json').read_text())
   assert [r['name'] for r in content['rows']][-1] == recipe[-1]
 
