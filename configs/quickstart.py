@@ -4,10 +4,12 @@
 
 Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
 
-    full     mid-training before ar_sft; RQ-VAE ids, which prompts show
+    full     mid-training before ar_sft; RQ-VAE ids, which prompts show; the
+             generative retriever, unless another is named
     smoke    tiny data and a handful of steps: it shows that everything runs,
              not that it learns
-    sasrec   another retriever, of `data.retriever.kind`; or generative
+    sasrec   another retriever, of `data.retriever.kind`; also generative and
+             cooccurrence, the default
 
 Ablations leave stages out: `--config.recipe="('ar_sft','convert','cft','rl')"`.
 """
@@ -20,7 +22,8 @@ from dgr2_jax.training import sweeps
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` joins words of the list above by commas."""
   variants = set(filter(None, variant.split(',')))
-  retriever, *more = variants - {'full', 'smoke'} or {'cooccurrence'}
+  retriever, *more = variants - {'full', 'smoke'} or {
+      'generative' if 'full' in variants else 'cooccurrence'}
   if more:
     raise ValueError(f'configs/quickstart.py:{variant}: expected some of full, '
                      'smoke and a retriever, joined by commas, or nothing '

@@ -14,6 +14,15 @@ import jax  # after the flags
 import pytest
 
 
+# They take longest, and begin first: nothing then waits for one at the end.
+_LONGEST = ('test_stages.py', 'test_commands.py', 'test_colab.py')
+
+
+def pytest_collection_modifyitems(items):
+  place = {name: i - len(_LONGEST) for i, name in enumerate(_LONGEST)}
+  items.sort(key=lambda item: place.get(item.path.name, 0))
+
+
 @pytest.fixture(autouse=True, scope='module')
 def _free_programs():
   """Compiled programs take memory mappings, of which a process has so many."""

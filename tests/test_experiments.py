@@ -15,15 +15,17 @@ SEEDS = runpy.run_path(str(ROOT / 'experiments' / 'seeds.py'))
 TABLES = runpy.run_path(str(ROOT / 'experiments' / 'tables.py'))['TABLES']
 PUBLISH = runpy.run_path(str(ROOT / 'experiments' / 'publish.py'))
 
-CONFIGS = sorted(ROOT.glob('experiments/*/seed*/config.json'))
+CONFIGS = sorted(ROOT.glob('experiments/*/*/config.json'))
 
 
 @pytest.mark.parametrize(
     'path', CONFIGS, ids=lambda path: str(path.relative_to(ROOT).parent))
 def test_published_figures_are_of_the_present_configuration(path):
   published = json.loads(path.read_text(encoding='utf-8'))
-  name = path.parents[1].name
-  present = runpy.run_path(str(ROOT / f'configs/{name}.py'))['get_config']()
+  name, run = path.parents[1].name, path.parent.name  # seed0, or a variant
+  variant = () if run.startswith('seed') else (run,)
+  present = runpy.run_path(str(ROOT / f'configs/{name}.py'))['get_config'](
+      *variant)
   present.seed = published['seed']
   present = json.loads(json.dumps(present.to_dict()))
   if published['data']['path']:
@@ -52,7 +54,7 @@ def test_published_tables_are_of_the_published_measurements(folder):
 
 
 @pytest.mark.parametrize('path', sorted(
-    path for stage in ('opd', 'rl')
+    path for stage in ('ar_rl', 'opd', 'rl')
     for path in ROOT.glob(f'experiments/*/{stage}.json')), ids=str)
 def test_published_variants_are_of_the_published_measurements(path):
   table = runpy.run_path(

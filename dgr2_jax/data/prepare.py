@@ -8,6 +8,7 @@
     DIR/data/semantic_ids.json     what made them, and how good they are
     DIR/data/semantic_ids_model.npz  gives ids to items that come later
     DIR/data/requests.npz          requests of all splits
+    DIR/data/requests.jsonl        the first of the test split, for `rerank`
     DIR/data/scores.npz            the boosted ranker's scores of all splits
     DIR/data/tokenizer/            text.json, special_tokens.json
     DIR/data/<split>.array_record  prompts and responses
@@ -54,6 +55,7 @@ SPLITS = requests_lib.SPLITS
 _COUNTERFACTUALS = 'counterfactuals'
 _PURCHASES = 'purchases.npz'
 _MID_TRAIN = 'mid_train'
+_EXAMPLES = 100  # requests for `rerank`
 
 
 def prepare(config: ml_collections.ConfigDict,
@@ -105,6 +107,8 @@ def _build(config: ml_collections.ConfigDict,
         mid_train, dataset, template, documents, config.data.seed))
   sets = requests_lib.build_requests(dataset, config.data, semantic_ids)
   requests_lib.save(sets, directory / 'requests.npz')
+  _write_examples(directory / 'requests.jsonl', dataset,
+                  sets.test[:_EXAMPLES])
   logging.info('The boosted ranker, and %d more for the training orders.',
                config.boosted.folds)
   ranker = boosted.fit(sets.train, config.boosted)
@@ -179,6 +183,17 @@ def _write_purchases(path: pathlib.Path,
     np.savez(f, users=json.dumps(dataset.users),
              length=[len(s) for s in dataset.sequences],
              items=np.concatenate(dataset.sequences))
+
+
+def _write_examples(path: pathlib.Path, dataset: interactions.Dataset,
+                    requests: Iterable[requests_lib.Request]) -> None:
+  """Requests as `dgr2_jax.rerank` reads them, ids being those of users."""
+  name = lambda indices: [dataset.items[i].item_id for i in indices]
+  workdir_lib.write_text(path, ''.join(
+      json.dumps({'id': dataset.users[r.user], 'user_id': dataset.users[r.user],
+                  'history': name(r.history), 'candidates': name(r.candidates),
+                  'scores': r.scores.tolist()}) + '\n'
+      for r in requests))
 
 
 def _lengths(config: ml_collections.ConfigDict,

@@ -220,9 +220,9 @@ class Template:
         map(len, (before, between, candidates, after)))
     if room < 0:
       raise ValueError(
-          f'Without any history the prompt of user {request.user} takes '
-          f'{self.config.max_prompt - room} tokens: prompt.max_prompt is '
-          f'{self.config.max_prompt}; raise it or show less.')
+          f'Without any history a prompt takes {self.config.max_prompt - room} '
+          f'tokens: prompt.max_prompt is {self.config.max_prompt}; raise it or '
+          'show less.')
     shown = 0
     while shown < len(history) and len(history[-1 - shown]) <= room:
       room -= len(history[-1 - shown])

@@ -193,11 +193,19 @@ class Prompter:
         raise RequestError('history: not how the purchases of user '
                            f'{request.user_id!r} begin')
     items = tuple(item for _, item in new.values())
-    return Indexed(
+    result = Indexed(
         user=user, split='test', position=len(history),
         history=np.array(history, np.int32),
         candidates=np.array(candidates, np.int32), scores=scores, target=-1,
         facts=None, new=items, new_ids=self._new_ids(items) if items else None)
+    # Facts are not measured yet; the highest levels are the longest to write.
+    highest = np.tile([fact.levels - 1 for fact in facts.FACTS],
+                      (self.num_candidates, 1))
+    try:
+      self.template(result).prompt(dataclasses.replace(result, facts=highest))
+    except ValueError as e:
+      raise RequestError(f'candidates: {e}') from e
+    return result
 
   def with_facts(self, requests: Sequence[Indexed]) -> list[Indexed]:
     """Measures what the prompts show."""

@@ -1,6 +1,6 @@
 r"""Whether mid-training helps the AR re-ranker, at equal steps of `ar_sft`.
 
-    python -m dgr2_jax.main --config=configs/quickstart.py:full \
+    python -m dgr2_jax.main --config=configs/quickstart.py:full,cooccurrence \
         --workdir=BASE --stage=prepare  # and again with --stage=mid_train
     python experiments/mid_training/run.py --base=BASE --workdir=DIR \
         --steps 300 1200

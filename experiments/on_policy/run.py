@@ -1,16 +1,16 @@
-r"""OPD and RL on the quickstart, one choice at a time.
+r"""OPD, RL and the AR model's RL on the quickstart, one choice at a time.
 
     python -m dgr2_jax.main --config=configs/quickstart.py \
         --workdir=BASE
     python experiments/on_policy/run.py --stage=rl --base=BASE --workdir=DIR
 
-BASE is a finished quickstart. Every variant of the stage, opd or rl, trains
-from the weights that BASE had before it (or, `from cft`, before OPD), with the
-same prompts and steps, and its last weights are decoded on all requests of
-validation and test at several thresholds; <stage>.json and <stage>.md are
-written to --output, here by default. A variant that DIR already holds is not
-trained again. BASE may be another run, such as one of beauty_small; --variants
-picks some by their names' first words.
+BASE is a finished quickstart. Every variant of the stage, ar_rl, opd or rl,
+trains from the weights that BASE had before it (or, `from cft`, before OPD),
+with the same prompts, and its last weights are decoded on all requests of
+validation and test at several thresholds, the AR model's token by token;
+<stage>.json and <stage>.md are written to --output, here by default. A variant
+that DIR already holds is not trained again. BASE may be another run, such as
+one of beauty_small; --variants picks some by their names' first words.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dgr2_jax.evaluation import responses
 from dgr2_jax.evaluation import rows
 from dgr2_jax.objectives import rewards
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import losses
 from dgr2_jax.training import variants
 
 HERE = pathlib.Path(__file__).parent
@@ -50,9 +51,23 @@ def rolled_out(threshold: float, temperature: float, kl_weight: float = 0.,
           'rl.cft_weight': cft_weight}
 
 
+def longer(steps: int, **other: Any) -> dict[str, Any]:
+  return {'ar_rl.steps': steps,
+          **{f'ar_rl.{name}': value for name, value in other.items()}}
+
+
 AT_HALF = {'opd.rollout.threshold': .5}
 # Stage -> name -> fields of the config.
 VARIANTS = {
+    'ar_rl': {
+        'as configured': {},
+        'five times the updates': longer(200),
+        'five times the updates, three times the learning rate': longer(
+            200, learning_rate=3e-4),
+        'five times the updates, groups of 32': {
+            **longer(200), 'ar_rl.rollout.num_rollouts': 32},
+        'five times the updates, SFT mixed in': longer(200, cft_weight=1.),
+    },
     'opd': {
         'all, as published': distilled('all', 'none'),
         'nothing right, else nothing': distilled('nothing_right', 'none'),
@@ -91,18 +106,21 @@ class Measured:
     points: what the results hold, one a split and threshold.
   """
 
-  def __init__(self, experiment: experiment_lib.Experiment, params: Any,
-               before: Measured | None = None):
+  def __init__(self, experiment: experiment_lib.Experiment, stage: str,
+               params: Any, before: Measured | None = None):
     config, self.points, self._rewards = experiment.config, [], []
-    for split, threshold in itertools.product(SPLITS, THRESHOLDS):
+    canvas = losses.canvas_of(experiment, stage)
+    thresholds = THRESHOLDS if canvas == experiment.canvas else (1.,)
+    for split, threshold in itertools.product(SPLITS, thresholds):
       targets = experiment.data.target_positions(split)
       outcome = responses.outcome('', responses.decode_split(
           experiment.model, params,
           experiment.eval_batches(split, config.evaluate.batch_size),
           rule=commit.Threshold(threshold), vocabulary=experiment.vocabulary,
-          mesh=experiment.mesh, canvas=experiment.canvas,
+          mesh=experiment.mesh, canvas=canvas,
           config=experiment.decode_config()), experiment.parser, targets,
-          config.data.num_candidates, rewards.RewardConfig(**config.rl.reward))
+          config.data.num_candidates,
+          rewards.RewardConfig(**config[stage].reward))
       point = {
           'split': split, 'threshold': threshold,
           'reward': float(outcome.rewards.mean()),
@@ -166,10 +184,11 @@ def main() -> None:
     experiment = experiment_lib.Experiment(config, workdir)
     before = experiment.before(args.stage)
     if before not in starts:
-      starts[before] = Measured(experiment, experiment.restore(before))
+      starts[before] = Measured(experiment, args.stage,
+                                experiment.restore(before))
     results.setdefault(f'before: {before}', starts[before].points)
     results[name] = Measured(
-        experiment, variants.last_params(workdir, args.stage),
+        experiment, args.stage, variants.last_params(workdir, args.stage),
         starts[before]).points
     jax.clear_caches()
   text = table(args.stage, results)

@@ -72,6 +72,18 @@ def test_prompts_are_those_of_the_evaluation(reranker, split):
     np.testing.assert_array_equal(a, b)
 
 
+def test_prepare_leaves_requests_to_try(reranker, workdir):
+  lines = (workdir / 'data' / 'requests.jsonl').read_text().splitlines()
+  examples = [json.loads(line) for line in lines]
+  assert len(examples) == 100 and all(e.pop('id') for e in examples)
+  for example, want in zip(examples, requests_of(reranker)):
+    assert Request(**example) == dataclasses.replace(
+        want, scores=example['scores'])
+  for got, want in zip(*(prompts_of(reranker, requests) for requests in (
+      [Request(**e) for e in examples], requests_of(reranker)[:100]))):
+    np.testing.assert_array_equal(got, want)
+
+
 def test_a_new_user_is_one_whom_no_count_has_seen(reranker, workdir,
                                                   monkeypatch):
   """The same prompts as if the known user had never been in the data."""
@@ -200,6 +212,20 @@ def test_candidates_differ_and_are_new(reranker):
       reranker.check(dataclasses.replace(good, candidates=candidates))
   with pytest.raises(prompting.RequestError, match='purchases of user'):
     reranker.check(dataclasses.replace(good, history=good.history[::-1]))
+
+
+def test_candidates_too_long_for_a_prompt_are_named(reranker, monkeypatch):
+  template, good = reranker._prompter._template, requests_of(reranker)[0]
+  longest = len(prompts_of(reranker, [dataclasses.replace(
+      good, history=good.history[:1])])[0])
+  for room, fits in ((longest - 1, True), (longest - 9, False)):
+    monkeypatch.setattr(template, 'config', dataclasses.replace(
+        template.config, max_prompt=room))
+    if fits:
+      reranker.check(good)
+    else:
+      with pytest.raises(prompting.RequestError, match='candidates: .*takes'):
+        reranker.check(good)
 
 
 def described(reranker, item_id, name):

@@ -28,7 +28,7 @@ STEPS = 24
 
 
 def make_config(text=ROOT / 'LICENSE', **changes):
-  config = GET_CONFIG('full,smoke')
+  config = GET_CONFIG('full,smoke,cooccurrence')
   config.data.embedded.update(num_users=120, num_items=60)
   config.semantic_ids.rqvae = dict(steps=20)
   config.boosted.iterations = 5
