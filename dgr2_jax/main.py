@@ -7,10 +7,28 @@
     python -m dgr2_jax.main --config=configs/quickstart.py --workdir=SWEEP \\
         --print_sweep
 
-Without --stage every stage runs in order. Any field of the config can be set
-as --config.section.field=value. The same command again goes on from where it
-was stopped. --print_sweep lists the runs of the config's sweep() as commands,
-and runs none. The exit code is 0 only when the work is complete.
+Without --stage every stage of the config's recipe runs in order:
+
+    prepare    data: requests, candidates, prompts and responses
+    mid_train  a language model of the catalogue, where the recipe has it
+    ar_sft     the autoregressive re-ranker, fine-tuned
+    ar_rl      and trained by its rewards
+    convert    its weights as a block-diffusion model
+    cft        conversion fine-tuning
+    opd        on-policy distillation from the autoregressive one
+    rl         reinforcement learning
+    evaluate   report.html, report.md and report.json in the workdir
+
+configs/ has one commented file an experiment: quickstart.py (an embedded
+catalogue, minutes on a CPU; quickstart.py:smoke to see that all runs),
+beauty_small.py, forkme.py to copy for data of your own, and beauty_qwen3_8b.py.
+Any field can be set as --config.section.field=value, in a new workdir. The same
+command again goes on from where it was stopped. --print_sweep lists the runs of
+the config's sweep() as commands, and runs none. The exit code is 0 only when
+the work is complete.
+
+Then: python -m dgr2_jax.rerank --model=DIR answers requests, and python -m
+dgr2_jax.tools.compare DIR OTHER puts reports side by side. docs/ says more.
 """
 
 from __future__ import annotations

@@ -125,7 +125,12 @@ def _rerank(args: argparse.Namespace) -> int:
                                 'error': line.error}) + '\n')
           bad.flush()
           count['errors'] += 1
-        elif _key(line.id) in answered:
+        elif (before := answered.get(_key(line.id))) is not None:
+          if before != _candidates(line.request):
+            raise ValueError(
+                f'{args.output} has an answer to another request with id '
+                f'{json.dumps(line.id)}, of line {line.number}; choose another '
+                '--output')
           count['answered'] += 1
         else:
           waiting.append(line.id)
@@ -178,27 +183,33 @@ def _keep_settings(args: argparse.Namespace, resumed: bool) -> None:
   workdir.write_text(path, json.dumps(settings, indent=1) + '\n')
 
 
+def _candidates(request) -> list[str]:
+  """Ids, sorted."""
+  return sorted(item if isinstance(item, str) else item['item_id']
+                for item in request.candidates)
+
+
 def _key(identifier: str | int) -> str:
   """What tells ids apart: 1 and "1" are two."""
   return json.dumps(identifier)
 
 
-def _answered(out: BinaryIO, path: pathlib.Path) -> set[str]:
-  """Ids that an earlier run answered; cuts off what it left half-written.
+def _answered(out: BinaryIO, path: pathlib.Path) -> dict[str, list[str]]:
+  """Answers of an earlier run: the candidates by id, sorted.
+
+  Cuts off what was left half-written.
 
   Raises:
     ValueError: a whole line is no answer: this is another file.
   """
   out.seek(0)
-  found, end = set(), 0
+  found, end = {}, 0
   for number, line in enumerate(out, 1):
     if not line.endswith(b'\n'):
       break
     try:
       fields = json.loads(line)
-      if 'ranking' not in fields:
-        raise ValueError('no ranking')
-      found.add(_key(fields['id']))
+      found[_key(fields['id'])] = sorted(fields['ranking'])
     except (ValueError, TypeError, KeyError) as e:
       raise ValueError(f'{path}:{number}: no answer of this command; choose '
                        'another --output') from e
@@ -223,8 +234,9 @@ def _lines(f: BinaryIO, request_class, check) -> Iterator[_Line]:
     if not raw.strip():
       continue
     try:
-      fields = _fields(raw)
-      line.id = fields['id']
+      fields = _json(raw)
+      line.id = _identifier(fields)
+      _check_types(fields)
       if _key(line.id) in seen:
         raise _LineError(f'id: the same as in line {seen[_key(line.id)]}')
       line.request = request_class(
@@ -236,24 +248,28 @@ def _lines(f: BinaryIO, request_class, check) -> Iterator[_Line]:
     yield line
 
 
-def _fields(raw: bytes) -> dict[str, Any]:
-  """A line's fields with the right types.
-
-  Raises:
-    ValueError: a field is missing, unknown or of the wrong type.
-  """
+def _json(raw: bytes) -> dict[str, Any]:
   try:
     fields = json.loads(raw)
   except (ValueError, RecursionError) as e:
     raise _LineError(f'not JSON: {e}') from e
   if not isinstance(fields, dict):
     raise _LineError('expected a JSON object')
-  if unknown := sorted(fields.keys() - _FIELDS):
-    raise _LineError(f'unknown field {unknown[0]!r}')
+  return fields
+
+
+def _identifier(fields: dict[str, Any]) -> str | int:
   identifier = fields.get('id')
   if not isinstance(identifier, (str, int)) or isinstance(identifier, bool):
     raise _LineError(f'id is {identifier!r}: expected a string or a whole '
                      'number')
+  return identifier
+
+
+def _check_types(fields: dict[str, Any]) -> None:
+  """Raises _LineError if a field is missing, unknown or of the wrong type."""
+  if unknown := sorted(fields.keys() - _FIELDS):
+    raise _LineError(f'unknown field {unknown[0]!r}')
   for name, kind in (('history', (str, dict)), ('candidates', (str, dict)),
                      ('scores', (int, float))):
     value = fields.get(name)
@@ -265,7 +281,6 @@ def _fields(raw: bytes) -> dict[str, Any]:
                        + ('numbers' if name == 'scores' else 'items'))
   if not isinstance(fields.get('user_id', ''), (str, type(None))):
     raise _LineError(f'user_id is {fields["user_id"]!r}: expected a string')
-  return fields
 
 
 def _to_json(identifier: str | int, result) -> str:

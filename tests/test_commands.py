@@ -40,7 +40,7 @@ PLAN = {
         ('python3 -m venv', None),
         ('dgr2_jax.main --config=configs/quickstart.py', FEW),
         ('pytest', None),
-        ('dgr2_jax.main --config=configs/beauty_small.py', PREPARE),
+        ('dgr2_jax.main --config=configs/forkme.py', PREPARE),
         ('dgr2_jax.rerank', ())],
     'CONTRIBUTING.md': [('make test', None), ('pytest', None)],
     'docs/design.md': [('dgr2_jax.tools.huggingface', ())],

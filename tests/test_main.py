@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -142,9 +143,17 @@ def test_bugs_keep_their_traceback(tmp_path):
   assert 'Traceback' in done.stderr and 'a bug' in done.stderr
 
 
+def _stages():
+  """Names in training/stages.py, which this file's stub replaces."""
+  text = (_ROOT / 'dgr2_jax' / 'training' / 'stages.py').read_text()
+  return re.findall(r"'(\w+)': \1\b", text.partition('_RUN = {')[2])
+
+
 def test_help(tmp_path):
   done = subprocess.run(
       [sys.executable, '-m', 'dgr2_jax.main', '--help'], cwd=_ROOT,
       capture_output=True, text=True, timeout=120)
   assert '--config=configs/quickstart.py --workdir=DIR' in done.stdout
   assert '--stage' in done.stdout
+  listed = re.findall(r'^    ([a-z_]+)  +\w', done.stdout, re.M)
+  assert listed == _stages()

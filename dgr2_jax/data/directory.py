@@ -225,7 +225,7 @@ def _timestamp(text: str, where: str) -> float:
     value = math.nan
   if not math.isfinite(value):
     raise interactions.DataError(
-        f'{where}: timestamp {text!r} is not a number such as unix seconds.')
+        f'{where}: timestamp {text!r}: expected a number, unix seconds.')
   return value
 
 
@@ -254,7 +254,7 @@ class _Builder:
 
   def build(self, path: str | pathlib.Path) -> interactions.Log:
     if not self._rows:
-      raise interactions.DataError(f'{path}: empty, no purchases.')
+      raise interactions.DataError(f'{path}: no purchases that can be used.')
     rows = np.array(self._rows, np.int32)
     return interactions.Log(
         users=tuple(self._users), items=self._items,

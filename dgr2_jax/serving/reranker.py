@@ -49,17 +49,19 @@ class Reranking:
   """An answer.
 
   Attributes:
-    ranking: the candidates' ids, best first.
+    order: positions in the request's candidates from zero, best first.
+    ranking: the candidates' ids in this order.
     new_items: ids of the request's items that the catalogue lacks.
     valid: whether the response was exactly one permutation of them; if not,
-      `ranking` is the order they came in, or `completed`.
-    completed: whether `ranking` is what `permutation.complete` made of the
+      `order` is the one they came in, or `completed`.
+    completed: whether `order` is what `permutation.complete` made of the
       reasoning.
     failure: 'valid', or what is wrong; see `parsing.FAILURES`.
     explanation: the reasoning.
     forwards: model calls, prefill included.
     trace: the response token by token.
   """
+  order: tuple[int, ...]
   ranking: tuple[str, ...]
   new_items: tuple[str, ...]
   valid: bool
@@ -85,7 +87,8 @@ class Reranker:
     """Loads what `dgr2_jax.main` left in a working directory.
 
     Args:
-      workdir: the directory; at least `stage` is complete there.
+      workdir: the directory, in which at least `stage` is complete; or its
+        `checkpoints/STAGE`, which says both.
       stage: whose weights; None is the recipe's last.
 
     Raises:
@@ -93,6 +96,8 @@ class Reranker:
       ValueError: no such stage, or not complete.
     """
     workdir = pathlib.Path(workdir).expanduser().absolute()
+    if workdir.parent.name == 'checkpoints' and stage is None:
+      workdir, stage = workdir.parents[1], workdir.name
     config = workdir_lib.read_config(workdir)
     recipe = tuple(config.recipe)
     stage = stage or recipe[-1]
@@ -106,7 +111,7 @@ class Reranker:
     self._prompter.checked(request)
 
   def rerank(self, requests: Sequence[prompting.Request], *args: Any,
-             progress: bool = False, **options: Any) -> list[Reranking]:
+             progress: bool = True, **options: Any) -> list[Reranking]:
     """All answers at once; arguments and errors are those of `stream`.
 
     Requests are checked before the first is decoded. `progress` shows a bar on
@@ -210,8 +215,9 @@ class Reranker:
           traces.TraceConfig.from_config(experiment.config.prompt.trace),
           len(request.candidates)) or explanation
     names = self._prompter.candidate_names(request)
+    final = range(len(names)) if order is None else order
     return Reranking(
-        ranking=tuple(names if order is None else (names[i] for i in order)),
+        order=tuple(map(int, final)), ranking=tuple(names[i] for i in final),
         new_items=tuple(item.item_id for item in request.new),
         valid=parse.failure == parsing.VALID,
         completed=order is not None and parse.order is None,

@@ -145,12 +145,12 @@ def test_bad_items(tmp_path, line, reason):
 
 def test_empty_files(tmp_path):
   _fails(_write(tmp_path, ' \n\n'), 'items.jsonl: empty')
-  _fails(_write(tmp_path, sequences='\n'), 'sequences.txt: empty')
+  _fails(_write(tmp_path, sequences='\n'), 'sequences.txt: no purchases')
   (tmp_path / 'sequences.txt').unlink()
   _fails(_write(tmp_path, sequences=None, purchases=''), 'bad header')
   _fails(_write(tmp_path, sequences=None,
                 purchases='user_id,item_id,timestamp\n'),
-         'interactions.csv: empty')
+         'interactions.csv: no purchases')
 
 
 @pytest.mark.parametrize('text,reason', [
@@ -169,7 +169,7 @@ def test_bad_sequences(tmp_path, text, reason):
     ('user_id,item_id,timestamp\nu,a,1\nu,x,1\n', "3: unknown item 'x'"),
     ('user_id,item_id,timestamp\n,a,1\n', '2: empty user_id'),
     ('user_id,item_id,timestamp\nu,a,2014-01-01\n',
-     "2: timestamp '2014-01-01' is not a number"),
+     "2: timestamp '2014-01-01': expected a number"),
     ('user_id,item_id,timestamp\nu,a,nan\n', "2: timestamp 'nan'"),
     ('user_id,item_id,timestamp\n"u"x,a,1\n', '2: malformed CSV'),
 ])

@@ -1,16 +1,12 @@
 """The re-ranker's prompts, answers and command."""
 
 import dataclasses
-import fcntl
 import json
-import pathlib
-import runpy
 
 import numpy as np
 import pytest
 
 import dgr2_jax
-from dgr2_jax import rerank
 from dgr2_jax.data import facts
 from dgr2_jax.data import pipeline
 from dgr2_jax.data import prepare
@@ -21,42 +17,10 @@ from dgr2_jax.serving import prompting
 from dgr2_jax.serving import reranker as reranker_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
-
-_CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'quickstart.py'
-Request = prompting.Request
-
-
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  """Prepared, with random weights in place of every stage's."""
-  root = tmp_path_factory.mktemp('run')
-  config = runpy.run_path(str(_CONFIG))['get_config']('smoke')
-  prepare.prepare(config, root / 'data')
-  (root / 'config.json').write_text(json.dumps(workdir_lib.to_json(config)))
-  return root
-
-
-@pytest.fixture(scope='module')
-def reranker(workdir):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(experiment_lib.Experiment, 'restore',
-                  lambda self, stage: self.initial_params())
-    return reranker_lib.Reranker.load(workdir)
-
-
-def requests_of(reranker, split='test'):
-  """Prepared requests as people would send them."""
-  data = reranker._experiment.data
-  users = data.dataset.users
-  name = [item.item_id for item in data.items]
-  return [Request([name[i] for i in r.history], [name[i] for i in r.candidates],
-                  user_id=users[r.user]) for r in data.requests(split)]
-
-
-def prompts_of(reranker, requests):
-  checked = [reranker._prompter.checked(r) for r in requests]
-  return [reranker._prompter.template(r).prompt(r).ids
-          for r in reranker._prompter.with_facts(checked)]
+from tests.serving.prepared import Request
+from tests.serving.prepared import described
+from tests.serving.prepared import prompts_of
+from tests.serving.prepared import requests_of
 
 
 @pytest.mark.parametrize('split', ['validation', 'test'])
@@ -141,6 +105,7 @@ def test_answers_are_the_responses_orders(reranker, monkeypatch):
     candidates = tuple(request.candidates)
     want = (candidates[-1:] + candidates[:-1] if answer.valid else candidates)
     assert answer.ranking == want
+    assert want == tuple(candidates[i] for i in answer.order)
     assert answer.forwards == 9
     assert answer.trace[4].forward == 1
   assert answers[3].failure == 'overflow'
@@ -207,7 +172,8 @@ def test_candidates_differ_and_are_new(reranker):
   for candidates, message in (
       (good.candidates[:9] + good.candidates[:1], 'stands twice'),
       (good.candidates[:9] + list(good.history[:1]), 'is in the history'),
-      (good.candidates + ['x'], 'unknown item')):
+      (good.candidates + ['x'], 'unknown item'),
+      (good.candidates + requests_of(reranker)[1].candidates, '20 items')):
     with pytest.raises(prompting.RequestError, match=message):
       reranker.check(dataclasses.replace(good, candidates=candidates))
   with pytest.raises(prompting.RequestError, match='purchases of user'):
@@ -226,14 +192,6 @@ def test_candidates_too_long_for_a_prompt_are_named(reranker, monkeypatch):
     else:
       with pytest.raises(prompting.RequestError, match='candidates: .*takes'):
         reranker.check(good)
-
-
-def described(reranker, item_id, name):
-  """A catalogue's item as one that it lacks."""
-  item = next(item for item in reranker._experiment.data.items
-              if item.item_id == item_id)
-  return {'item_id': name, 'title': item.title, 'brand': item.brand,
-          'categories': list(item.categories)}
 
 
 def test_new_items_are_read_as_never_bought(reranker, monkeypatch):
@@ -290,6 +248,15 @@ def test_bad_descriptions_are_named(reranker, item, message):
     reranker.check(Request([one], [one, *good.candidates[1:]]))
 
 
+def test_a_checkpoint_names_directory_and_stage(workdir, monkeypatch):
+  restored = []
+  monkeypatch.setattr(
+      experiment_lib.Experiment, 'restore', lambda self, stage: restored.append(
+          (self.workdir, stage)))
+  reranker_lib.Reranker.load(workdir / 'checkpoints' / 'cft')
+  assert restored == [(workdir, 'cft')]
+
+
 def test_what_is_no_working_directory_is_said(tmp_path, workdir):
   with pytest.raises(workdir_lib.WorkdirError, match='config.json'):
     reranker_lib.Reranker.load(tmp_path)
@@ -304,116 +271,6 @@ def test_unknown_mode_and_threshold(reranker):
     reranker.rerank([], 'fast')
   with pytest.raises(ValueError, match='tau=1.5'):
     reranker.rerank([], threshold=1.5)
-
-
-@pytest.fixture
-def command(reranker, monkeypatch, tmp_path):
-  """Runs the command on lines; returns exit code, answers and errors."""
-  monkeypatch.setattr(reranker_lib.Reranker, 'load',
-                      lambda model, stage=None: reranker)
-
-  def run(lines, *flags):
-    (tmp_path / 'in.jsonl').write_bytes(b'\n'.join(lines))
-    code = rerank.main(['--model=x', f'--input={tmp_path}/in.jsonl',
-                        f'--output={tmp_path}/out.jsonl', '--batch_size=4',
-                        *flags])
-    read = lambda name: [
-        json.loads(line) for line in (tmp_path / name).read_text().splitlines()
-    ] if (tmp_path / name).exists() else []
-    return code, read('out.jsonl'), read('out.jsonl.errors.jsonl')
-
-  return run
-
-
-def line_of(identifier, request, **more):
-  return json.dumps({
-      'id': identifier, 'history': list(request.history),
-      'candidates': list(request.candidates), **more}).encode()
-
-
-def test_command_answers_the_good_and_lists_the_bad(command, reranker):
-  good = requests_of(reranker)
-  lines = [
-      line_of('a', good[0]), b'', b'{"id": "b"', b'[1]', b'\xff\xfe',
-      line_of('c', good[1], user_id=good[1].user_id), line_of('a', good[2]),
-      line_of(True, good[2]), line_of(3, good[2], rank=1),
-      line_of('x' * (1 << 20), good[2]), line_of(3, good[2]),
-      line_of('3', good[3]), line_of('\ud800\x00"\u2028é', good[4]),
-      line_of('d', Request(['no'], [])), b'{"id": 5, "history": "abc"}',
-      b'[' * 100_000]
-  code, answers, errors = command(lines)
-  assert code == 2
-  assert [a['id'] for a in answers] == ['a', 'c', 3, '3', '\ud800\x00"\u2028é']
-  assert set(answers[0]) == {'id', 'ranking', 'valid', 'explanation',
-                             'forwards'}
-  assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16]
-  assert 'the same as in line 1' in errors[3]['error']
-
-
-def test_command_takes_items_that_the_catalogue_lacks(command, reranker):
-  good = requests_of(reranker)[0]
-  new = described(reranker, good.candidates[0], 'new')
-  code, answers, _ = command([
-      line_of('a', dataclasses.replace(
-          good, candidates=[new, *good.candidates[1:]])), line_of('b', good)])
-  assert code == 0 and answers[0]['new_items'] == ['new']
-  assert sorted(answers[0]['ranking']) == sorted(['new', *good.candidates[1:]])
-  assert 'new_items' not in answers[1]
-
-
-def test_command_goes_on_where_it_stopped(command, reranker, tmp_path):
-  good = requests_of(reranker)[:9]
-  lines = [line_of(i, r) for i, r in enumerate(good)]
-  code, want, errors = command(lines)
-  assert (code, errors) == (0, [])
-  assert [a['id'] for a in want] == list(range(9))
-  output = tmp_path / 'out.jsonl'
-  whole = output.read_bytes()
-  for cut in (0, 10, len(whole) // 2, len(whole) - 1, len(whole)):
-    output.write_bytes(whole[:cut])
-    assert command(lines) == (0, want, [])
-    assert output.read_bytes() == whole
-
-
-def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
-  output = tmp_path / 'out.jsonl'
-  output.write_text('something else\n')
-  with pytest.raises(ValueError):  # reading it back as answers
-    command([line_of(1, requests_of(reranker)[0])])
-  assert output.read_text() == 'something else\n'
-  assert 'out.jsonl:1: no answer of this command' in capsys.readouterr().err
-
-
-def test_command_does_not_mix_settings_or_write_into_its_input(
-    command, reranker, tmp_path, capsys):
-  lines = [line_of(i, r) for i, r in enumerate(requests_of(reranker)[:3])]
-  _, want, _ = command(lines)
-  code, got, _ = command(lines, '--mode=ar')
-  assert code == 1 and got == want
-  assert "'mode': 'ar'" in capsys.readouterr().err
-  assert command(lines, '--batch_size=2') == (0, want, [])
-  path = tmp_path / 'in.jsonl'
-  before = path.read_bytes() + b'\n'
-  path.write_bytes(before)
-  assert rerank.main(['--model=x', f'--input={path}', f'--output={path}']) == 1
-  assert path.read_bytes() == before
-
-
-def test_command_waits_for_no_other_and_leaves_it_alone(
-    command, reranker, tmp_path, capsys):
-  lines = [line_of('a', requests_of(reranker)[0]), b'broken']
-  _, want, errors = command(lines)
-  with open(tmp_path / 'out.jsonl', 'rb') as other:
-    fcntl.flock(other, fcntl.LOCK_EX)
-    assert command(lines) == (1, want, errors)
-  assert 'written by another process' in capsys.readouterr().err
-
-
-def test_command_names_bad_flags(command, capsys):
-  assert command([b''], '--mode=fast')[0] == 1
-  assert "mode is 'fast'" in capsys.readouterr().err
-  assert command([b''], '--batch_size=0')[0] == 1
-  assert command([b''])[:2] == (0, [])
 
 
 def test_the_package_names_it():

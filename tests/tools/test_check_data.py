@@ -91,6 +91,19 @@ def test_lists_that_know_the_target(shop, capsys):
   assert "unknown user 'nobody'" in text
 
 
+@pytest.mark.parametrize('stamp', ['2020-01-01', 'nan'])
+def test_lines_are_listed_where_none_can_be_used(shop, capsys, stamp):
+  def spoil(lines):
+    lines[1:] = [f'{line.rpartition(",")[0]},{stamp}' for line in lines[1:]]
+
+  edit(shop / 'interactions.csv', spoil)
+  assert check_data.main([str(shop)]) == 1
+  error = capsys.readouterr().err.splitlines()
+  assert error[0].endswith('lines at fault') and len(error) == 23
+  assert f"interactions.csv:2: timestamp '{stamp}': expected" in error[1]
+  assert 'no purchases that can be used' in error[-1]
+
+
 def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
   assert check_data.main([str(tmp_path / 'none')]) == 1
   assert capsys.readouterr().err.startswith('error: ')

@@ -1,0 +1,152 @@
+"""The command that re-ranks a file of requests."""
+
+import dataclasses
+import fcntl
+import json
+
+import pytest
+
+from dgr2_jax import rerank
+from dgr2_jax.serving import reranker as reranker_lib
+from tests.serving.prepared import Request
+from tests.serving.prepared import described
+from tests.serving.prepared import requests_of
+
+
+@pytest.fixture
+def command(reranker, monkeypatch, tmp_path):
+  """Runs the command on lines; returns exit code, answers and errors."""
+  monkeypatch.setattr(reranker_lib.Reranker, 'load',
+                      lambda model, stage=None: reranker)
+
+  def run(lines, *flags):
+    (tmp_path / 'in.jsonl').write_bytes(b'\n'.join(lines))
+    code = rerank.main(['--model=x', f'--input={tmp_path}/in.jsonl',
+                        f'--output={tmp_path}/out.jsonl', '--batch_size=4',
+                        *flags])
+    read = lambda name: [
+        json.loads(line) for line in (tmp_path / name).read_text().splitlines()
+    ] if (tmp_path / name).exists() else []
+    return code, read('out.jsonl'), read('out.jsonl.errors.jsonl')
+
+  return run
+
+
+def line_of(identifier, request, **more):
+  return json.dumps({
+      'id': identifier, 'history': list(request.history),
+      'candidates': list(request.candidates), **more}).encode()
+
+
+def test_command_answers_the_good_and_lists_the_bad(command, reranker):
+  good = requests_of(reranker)
+  lines = [
+      line_of('a', good[0]), b'', b'{"id": "b"', b'[1]', b'\xff\xfe',
+      line_of('c', good[1], user_id=good[1].user_id), line_of('a', good[2]),
+      line_of(True, good[2]), line_of(3, good[2], rank=1),
+      line_of('x' * (1 << 20), good[2]), line_of(3, good[2]),
+      line_of('3', good[3]), line_of('\ud800\x00"\u2028é', good[4]),
+      line_of('d', Request(['no'], [])), b'{"id": 5, "history": "abc"}',
+      b'[' * 100_000]
+  code, answers, errors = command(lines)
+  assert code == 2
+  assert [a['id'] for a in answers] == ['a', 'c', 3, '3', '\ud800\x00"\u2028é']
+  assert set(answers[0]) == {'id', 'ranking', 'valid', 'explanation',
+                             'forwards'}
+  assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16]
+  assert 'the same as in line 1' in errors[3]['error']
+
+
+def test_command_takes_items_that_the_catalogue_lacks(command, reranker):
+  good = requests_of(reranker)[0]
+  new = described(reranker, good.candidates[0], 'new')
+  code, answers, _ = command([
+      line_of('a', dataclasses.replace(
+          good, candidates=[new, *good.candidates[1:]])), line_of('b', good)])
+  assert code == 0 and answers[0]['new_items'] == ['new']
+  assert sorted(answers[0]['ranking']) == sorted(['new', *good.candidates[1:]])
+  assert 'new_items' not in answers[1]
+
+
+def test_command_goes_on_where_it_stopped(command, reranker, tmp_path):
+  good = requests_of(reranker)[:9]
+  lines = [line_of(i, r) for i, r in enumerate(good)]
+  code, want, errors = command(lines)
+  assert (code, errors) == (0, [])
+  assert [a['id'] for a in want] == list(range(9))
+  output = tmp_path / 'out.jsonl'
+  whole = output.read_bytes()
+  for cut in (0, 10, len(whole) // 2, len(whole) - 1, len(whole)):
+    output.write_bytes(whole[:cut])
+    assert command(lines) == (0, want, [])
+    assert output.read_bytes() == whole
+
+
+def test_command_answers_no_request_with_the_answer_to_another(
+    command, reranker, capsys):
+  first, second = requests_of(reranker)[:2]
+  assert command([line_of(1, first)])[0] == 0
+  assert command([line_of(1, first), line_of(2, second)])[0] == 0
+  code, answers, _ = command([line_of(2, second), line_of(1, second)])
+  assert code == 1 and len(answers) == 2
+  assert 'another request with id 1, of line 2' in capsys.readouterr().err
+
+
+def test_command_can_be_interrupted(command, reranker, monkeypatch):
+  good = requests_of(reranker)[:12]
+  lines = [line_of(i, request) for i, request in enumerate(good)]
+  stream = reranker.stream
+
+  def interrupted(requests, **how):
+    for count, answer in enumerate(stream(requests, **how)):
+      if count == 5:
+        raise KeyboardInterrupt
+      yield answer
+
+  with monkeypatch.context() as patch:
+    patch.setattr(reranker, 'stream', interrupted)
+    code, answers, _ = command(lines)
+    assert code == 130 and [a['id'] for a in answers] == [0, 1, 2, 3, 4]
+  code, answers, _ = command(lines)
+  assert code == 0 and [a['id'] for a in answers] == list(range(12))
+
+
+def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
+  output = tmp_path / 'out.jsonl'
+  output.write_text('something else\n')
+  with pytest.raises(ValueError):  # reading it back as answers
+    command([line_of(1, requests_of(reranker)[0])])
+  assert output.read_text() == 'something else\n'
+  assert 'out.jsonl:1: no answer of this command' in capsys.readouterr().err
+
+
+def test_command_does_not_mix_settings_or_write_into_its_input(
+    command, reranker, tmp_path, capsys):
+  lines = [line_of(i, r) for i, r in enumerate(requests_of(reranker)[:3])]
+  _, want, _ = command(lines)
+  code, got, _ = command(lines, '--mode=ar')
+  assert code == 1 and got == want
+  assert "'mode': 'ar'" in capsys.readouterr().err
+  assert command(lines, '--batch_size=2') == (0, want, [])
+  path = tmp_path / 'in.jsonl'
+  before = path.read_bytes() + b'\n'
+  path.write_bytes(before)
+  assert rerank.main(['--model=x', f'--input={path}', f'--output={path}']) == 1
+  assert path.read_bytes() == before
+
+
+def test_command_waits_for_no_other_and_leaves_it_alone(
+    command, reranker, tmp_path, capsys):
+  lines = [line_of('a', requests_of(reranker)[0]), b'broken']
+  _, want, errors = command(lines)
+  with open(tmp_path / 'out.jsonl', 'rb') as other:
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert command(lines) == (1, want, errors)
+  assert 'written by another process' in capsys.readouterr().err
+
+
+def test_command_names_bad_flags(command, capsys):
+  assert command([b''], '--mode=fast')[0] == 1
+  assert "mode is 'fast'" in capsys.readouterr().err
+  assert command([b''], '--batch_size=0')[0] == 1
+  assert command([b''])[:2] == (0, [])
