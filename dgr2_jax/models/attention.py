@@ -21,8 +21,13 @@ import jax.numpy as jnp
 
 from dgr2_jax.models import partition
 
-CHOICES = ('xla', 'splash', 'auto')
-SPLASH_HEAD_DIM = 128  # and multiples of it
+# Kernels by the platform that has them.
+KERNELS = {'splash': 'tpu', 'cudnn': 'gpu'}
+CHOICES = ('xla', *KERNELS, 'auto')
+_SPLASH_HEAD_DIM = 128  # and multiples of it
+_CUDNN_HEAD_DIM = 8  # and multiples of it, up to what all GPUs take
+_CUDNN_MOST = 128
+_CUDNN_DTYPES = ('bfloat16', 'float16')
 
 # Finite, so that a row without any visible key gives garbage and not NaN.
 _HIDDEN = -1e30
@@ -47,8 +52,8 @@ class Part(NamedTuple):
   length: jax.Array | None = None
 
 
-def check(attention: str, head_dim: int) -> None:
-  """Whether there is this attention for this F, on some platform.
+def check(attention: str, head_dim: int, dtype: str) -> None:
+  """Whether there is this attention for F and `dtype`, on some platform.
 
   Raises:
     ValueError: there is not; names the field of the model and the limit.
@@ -56,35 +61,59 @@ def check(attention: str, head_dim: int) -> None:
   if attention not in CHOICES:
     raise ValueError(f'model.attention={attention!r}: expected '
                      + ', '.join(CHOICES))
-  if attention == 'splash' and head_dim % SPLASH_HEAD_DIM:
-    raise ValueError(
-        "model.attention='splash' takes a model.head_dim that is a multiple "
-        f'of {SPLASH_HEAD_DIM}, not {head_dim}; xla and auto take any.')
+  if attention in KERNELS and (limit := _limit(attention, head_dim, dtype)):
+    raise ValueError(f'model.attention={attention!r} takes a {limit}; xla and '
+                     'auto take any.')
 
 
-def choose(attention: str, head_dim: int) -> str:
+def _limit(kernel: str, head_dim: int, dtype: str) -> str | None:
+  """What a kernel takes, if it does not take this."""
+  if kernel == 'splash' and head_dim % _SPLASH_HEAD_DIM:
+    return ('model.head_dim that is a multiple '
+            f'of {_SPLASH_HEAD_DIM}, not {head_dim}')
+  if kernel == 'cudnn' and (head_dim % _CUDNN_HEAD_DIM
+                            or head_dim > _CUDNN_MOST):
+    return (f'model.head_dim that is a multiple of {_CUDNN_HEAD_DIM} and at '
+            f'most {_CUDNN_MOST}, not {head_dim}')
+  if kernel == 'cudnn' and dtype not in _CUDNN_DTYPES:
+    return f'model.dtype of {" or ".join(_CUDNN_DTYPES)}, not {dtype}'
+  return None
+
+
+def choose(attention: str, head_dim: int, dtype: str) -> str:
   """What computes attention to prompts on the devices of the present mesh.
 
   Args:
-    attention: of `CHOICES`; 'auto' is splash on TPUs where F allows, else XLA.
+    attention: of `CHOICES`; 'auto' is the kernel of the platform if it has one
+      that takes F and `dtype`, else XLA.
     head_dim: F.
+    dtype: of queries, keys and values.
 
   Returns:
-    'xla' or 'splash'.
+    'xla' or one of `KERNELS`.
 
   Raises:
-    ValueError: see `check`; or splash on a GPU. On CPUs it is interpreted, for
-      tests.
+    ValueError: see `check`; or a kernel of another platform. On CPUs each runs
+      by a stand-in, for tests.
   """
-  check(attention, head_dim)
+  check(attention, head_dim, dtype)
   platform = partition.platform()
   if attention == 'auto':
-    fits = platform == 'tpu' and head_dim % SPLASH_HEAD_DIM == 0
-    return 'splash' if fits else 'xla'
-  if attention == 'splash' and platform not in ('tpu', 'cpu'):
-    raise ValueError("model.attention='splash' runs on TPUs, not on a "
-                     f'{platform}: expected xla or auto.')
+    fits = (name for name, its in KERNELS.items() if its == platform
+            and not _limit(name, head_dim, dtype) and _installed(name))
+    return next(fits, 'xla')
+  if attention in KERNELS and platform not in (KERNELS[attention], 'cpu'):
+    raise ValueError(
+        f'model.attention={attention!r} runs on {KERNELS[attention].upper()}s, '
+        f'not on a {platform}: expected xla or auto.')
   return attention
+
+
+def _installed(kernel: str) -> bool:
+  if kernel != 'cudnn':
+    return True
+  from dgr2_jax.models import cudnn
+  return cudnn.installed()
 
 
 def prompt(key: jax.Array, value: jax.Array, length: jax.Array) -> Part:
@@ -107,8 +136,8 @@ def causal(query: jax.Array, key: jax.Array, value: jax.Array,
   Returns:
     [N, S, H, F] in the dtype of the values.
   """
-  if kernel == 'splash':
-    return _kernels().self_attention(query, key, value, length)
+  if kernel in KERNELS:
+    return _kernels().self_attention(kernel, query, key, value, length)
   part = prompt(key, value, length)
   visible = jnp.tril(jnp.ones((key.shape[1],) * 2, bool)) & part.visible
   return attend(query[:, None, None],
@@ -131,8 +160,8 @@ def attend(query: jax.Array, parts: Sequence[Part],
     return _attend(query, parts)[0]
   shared, = (part for part in parts if part.length is not None)
   out, log_sum_exp = _kernels().cross_attention(
-      query.reshape(query.shape[0], -1, *query.shape[4:]), shared.key,
-      shared.value, shared.length)
+      kernel, query.reshape(query.shape[0], -1, *query.shape[4:]),
+      shared.key, shared.value, shared.length)
   rest, scores = _attend(query, [x for x in parts if x is not shared])
   rest_log_sum_exp = jnp.moveaxis(jax.nn.logsumexp(scores, -1), -1, 3)
   return merge(

@@ -188,7 +188,7 @@ def _align(last: jax.Array, clean: jax.Array, noisy: jax.Array,
 def _canvas_attention(canvas: Canvas, config: CanvasConfig,
                       model: transformer.ModelConfig) -> transformer.Attention:
   """The rule drawn at the top of this module."""
-  kernel = attention_lib.choose(model.attention, model.head_dim)
+  kernel = attention_lib.choose(model.attention, model.head_dim, model.dtype)
   n, p = canvas.prompt.shape
   g, l = canvas.clean.shape[1:]
   m, b = canvas.masked.shape[2:]
@@ -278,7 +278,8 @@ def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
     the first response token.
   """
   n, p = prompt.shape
-  kernel = attention_lib.choose(model.config.attention, model.config.head_dim)
+  c = model.config
+  kernel = attention_lib.choose(c.attention, c.head_dim, c.dtype)
 
   def attention(query, key, value, cache):
     del cache

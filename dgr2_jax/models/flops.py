@@ -75,3 +75,18 @@ def forward(config: transformer.ModelConfig, work: Work) -> int:
 def update(config: transformer.ModelConfig, work: Work) -> int:
   """FLOPs of a value and its gradient; what is recomputed is not counted."""
   return 3 * forward(config, work)
+
+
+def recomputed(config: transformer.ModelConfig, work: Work) -> int:
+  """FLOPs of a forward pass that the backward pass does again, by `remat`.
+
+  'dots' keeps products with weights, and not attention's. 'full' keeps none,
+  but a layer's last product is not done again: no gradient needs its output.
+  """
+  if config.remat == 'none':
+    return 0
+  if config.remat == 'dots':
+    return forward(config, Work(0, work.pairs, 0))
+  last = 2 * work.tokens * config.width * config.mlp_dim
+  return (forward(config, dataclasses.replace(work, head_rows=0))
+          - config.num_layers * last)

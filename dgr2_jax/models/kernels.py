@@ -1,15 +1,14 @@
 """Attention to prompts by a kernel that writes no scores to memory.
 
-On TPUs that is splash attention, as JAX ships it. It takes the part of a
-softmax whose keys are a prompt's, by far the longest:
+It takes the part of a softmax whose keys are a prompt's, by far the longest:
 
     self_attention    prompt -> prompt, causal       the whole softmax
     cross_attention   other queries -> prompt        and its log-sum-exp
 
-The log-sum-exp is what `attention.merge` needs to join that part with others,
-and a gradient flows through it, which JAX's kernel alone does not give: with
-p = softmax(q k) and m = p v, cotangents dm and dl of m and of l = log-sum-exp
-make for every query
+by `splash.py` on TPUs and `cudnn.py` on GPUs. The log-sum-exp is what
+`attention.merge` needs to join that part with others, and a gradient flows
+through it, which neither of them gives: with p = softmax(q k) and m = p v,
+cotangents dm and dl of m and of l = log-sum-exp make for every query
 
     ds = p (dm v - dm m) + p dl         of the scores s = q k
 
@@ -22,23 +21,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import importlib
+from typing import Protocol
 
 import jax
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from dgr2_jax.models import partition
 
-_LANES = 128  # Lengths are padded to a multiple.
-_BLOCKS = (512, 384, 256, 128)  # The first that divides a padded length.
+
+class Kernel(Protocol):
+  """A module that attends on one device, to scores that are query * key.
+
+  Keys at or after `length` are padding. Where no key is visible, what comes is
+  finite and without meaning, and a log-sum-exp so low that `attention.merge`
+  gives it no weight.
+  """
+
+  def attend(self, query: jax.Array, key: jax.Array, value: jax.Array,
+             length: jax.Array, causal: bool = False) -> jax.Array:
+    """[N, T, H, F], with a derivative by query, key and value."""
+
+  def with_log_sum_exp(
+      self, query: jax.Array, key: jax.Array, value: jax.Array,
+      length: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same and log sum_j exp(scores), float32 [N, T, H]; no derivative."""
 
 
-def self_attention(query: jax.Array, key: jax.Array, value: jax.Array,
-                   length: jax.Array) -> jax.Array:
+def self_attention(kernel: str, query: jax.Array, key: jax.Array,
+                   value: jax.Array, length: jax.Array) -> jax.Array:
   """Causal attention among prompt tokens.
 
   Args:
+    kernel: 'splash' or 'cudnn'.
     query: [N, S, H, F]; head h reads key head h // (H / Hkv).
     key: [N, S, Hkv, F].
     value: like `key`.
@@ -47,15 +62,17 @@ def self_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   Returns:
     [N, S, H, F]; finite and without meaning where no key is visible.
   """
-  return _on_mesh(functools.partial(_run, _causal), 1,
+  return _on_mesh(lambda *x: _kernel(kernel).attend(*x, causal=True), 1,
                   query, key, value, length)
 
 
-def cross_attention(query: jax.Array, key: jax.Array, value: jax.Array,
+def cross_attention(kernel: str, query: jax.Array, key: jax.Array,
+                    value: jax.Array,
                     length: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Attention of any queries to all tokens of their prompt.
 
   Args:
+    kernel: 'splash' or 'cudnn'.
     query: [N, T, H, F].
     key: [N, S, Hkv, F].
     value: like `key`.
@@ -65,80 +82,48 @@ def cross_attention(query: jax.Array, key: jax.Array, value: jax.Array,
     [N, T, H, F], and the log-sum-exp of scores, float32 [N, T, H]; for an
     empty prompt so low that `attention.merge` gives that part no weight.
   """
-  return _on_mesh(functools.partial(_run, _full), 2,
+  return _on_mesh(functools.partial(_full, kernel), 2,
                   query, key, value, length)
 
 
+def _kernel(name: str) -> Kernel:
+  return importlib.import_module(f'dgr2_jax.models.{name}')
+
+
 def _on_mesh(function: Callable[..., jax.Array | tuple[jax.Array, jax.Array]],
-             num_outputs: int, *arrays: jax.Array):
+             num_outputs: int, query: jax.Array, *arrays: jax.Array):
   """On every device its own requests and heads: XLA splits no kernel."""
+  query *= query.shape[-1] ** -0.5
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return function(*arrays)
+    return function(query, *arrays)
   heads = partition.fit(mesh, P(partition.BATCH_AXES, None, 'tensor', None),
-                        arrays[1].shape)
+                        arrays[0].shape)
   outputs = (heads, P(*heads[:3]))[:num_outputs]
   return jax.shard_map(
       function, mesh=mesh, in_specs=(heads, heads, heads, P(heads[0])),
       out_specs=outputs if num_outputs > 1 else outputs[0],
-      check_vma=False)(*arrays)
+      check_vma=False)(query, *arrays)
 
 
-def _run(attend, query, key, value, length):
-  """`attend` on arrays [N, heads, tokens, F], padded, queries scaled."""
-  tokens = query.shape[1]
-  query, key, value = (
-      jnp.pad(jnp.swapaxes(x, 1, 2),
-              ((0, 0), (0, 0), (0, -x.shape[1] % _LANES), (0, 0)))
-      for x in (query * query.shape[-1] ** -0.5, key, value))
-  # Queries see keys of their own segment, 0: no padding.
-  segments = splash.SegmentIds(
-      jnp.zeros((query.shape[0], query.shape[2]), jnp.int32),
-      (jnp.arange(key.shape[2]) >= length[:, None]).astype(jnp.int32))
-  return jax.tree.map(lambda x: jnp.swapaxes(x[:, :, :tokens], 1, 2),
-                      attend(query, key, value, segments))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _full(kernel, query, key, value, length):
+  return _kernel(kernel).with_log_sum_exp(query, key, value, length)
 
 
-def _kernel(mask: type[splash.Mask], query: jax.Array, key: jax.Array,
-            save_residuals: bool = False):
-  """Splash attention of a batch, by static masks and padded lengths."""
-  block_q, block_kv = (
-      next(size for size in _BLOCKS if x.shape[2] % size == 0)
-      for x in (query, key))
-  heads = [mask((query.shape[2], key.shape[2]))] * query.shape[1]
-  return jax.vmap(splash.make_splash_mha_single_device(
-      splash.MultiHeadMask(heads),
-      block_sizes=splash.BlockSizes(
-          block_q=block_q, block_kv=block_kv, block_q_dkv=block_q,
-          block_kv_dkv=block_kv, block_q_dq=block_q, block_kv_dq=block_kv),
-      save_residuals=save_residuals, interpret=partition.platform() == 'cpu'))
+def _full_forward(kernel, *arrays):
+  return _full(kernel, *arrays), arrays
 
 
-def _causal(query, key, value, segments):
-  return _kernel(splash.CausalMask, query, key)(query, key, value, segments)
-
-
-@jax.custom_vjp
-def _full(query, key, value, segments):
-  kernel = _kernel(splash.FullMask, query, key, save_residuals=True)
-  out, (log_sum_exp,) = kernel(query, key, value, segments)
-  return out, log_sum_exp
-
-
-def _full_forward(*arrays):
-  return _full(*arrays), arrays
-
-
-def _full_backward(arrays, cotangents):
+def _full_backward(kernel, arrays, cotangents):
   """The gradient that opens this module."""
-  query, key, value, segments = arrays
+  query, key, value, length = arrays
   d_out, d_log_sum_exp = cotangents
-  kernel = _kernel(splash.FullMask, query, key)
-  _, of_out = jax.vjp(lambda *x: kernel(*x, segments), query, key, value)
-  d_query, d_key, d_value = of_out(d_out)
+  attend = lambda *x: _kernel(kernel).attend(*x, length)
+  d_query, d_key, d_value = jax.vjp(attend, query, key, value)[1](d_out)
   d_log_sum_exp = d_log_sum_exp[..., None]
   mean_key, of_values = jax.vjp(
-      lambda values: kernel(query, key, values, segments), key)
+      lambda values: attend(query, key, values), key)
   d_query += (d_log_sum_exp * mean_key).astype(query.dtype)
   d_key += of_values((d_log_sum_exp * query).astype(query.dtype))[0]
   return d_query, d_key, d_value, None

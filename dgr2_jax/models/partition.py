@@ -28,7 +28,8 @@ Rules = Sequence[tuple[str, P]]
 def platform() -> str:
   """Of the mesh's devices, which need not be here; else JAX's default."""
   device = jax.sharding.get_abstract_mesh().abstract_device
-  return device.platform if device else jax.default_backend()
+  name = device.platform if device else jax.default_backend()
+  return 'gpu' if name in ('cuda', 'rocm') else name
 
 
 def path_name(path: tuple[Any, ...]) -> str:

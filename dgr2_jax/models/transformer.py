@@ -65,7 +65,7 @@ class ModelConfig:
       small models on CPUs. Same parameters either way.
     canvas_chunk: block canvases attended at a time; 0 is all at once.
     attention: what computes attention to prompts: 'xla', 'splash' (a kernel
-      for TPUs) or 'auto', see `attention.choose`.
+      for TPUs), 'cudnn' (for GPUs) or 'auto', see `attention.choose`.
   """
   vocab_size: int
   num_layers: int
@@ -97,7 +97,7 @@ class ModelConfig:
       raise ValueError(
           f'model.remat={self.remat!r}: expected none, '
           + ', '.join(_REMAT_POLICIES))
-    attention_lib.check(self.attention, self.head_dim)
+    attention_lib.check(self.attention, self.head_dim, self.dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

@@ -13,7 +13,6 @@ decided by the policy, and an argument here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-import dataclasses
 import functools
 import math
 import pathlib
@@ -203,8 +202,7 @@ def programs(setting: Setting, stage: str,
        'batch': {k: v for k, v in batch.items() if k != step_lib.FROZEN},
        'teacher': batch.get(step_lib.FROZEN)},
       losses.update_flops(setting, stage, batch),
-      recomputed=again * flops.forward(
-          setting.model.config, dataclasses.replace(work, head_rows=0)),
+      recomputed=flops.recomputed(setting.model.config, work),
       passes=(2 + again) * section.get('accumulate', 1)))
   found.append(_decoding(setting, stage, params, steps))
   return found

@@ -36,10 +36,10 @@ from dgr2_jax.models import transformer
 _MASK_ID = 1
 
 
-def available(head_dim: int) -> list[str]:
+def available(head_dim: int, dtype: str) -> list[str]:
   """Attentions that run on this machine: XLA's, and what 'auto' chooses."""
   return list(dict.fromkeys(
-      ['xla', attention_lib.choose('auto', head_dim)]))
+      ['xla', attention_lib.choose('auto', head_dim, dtype)]))
 
 
 def model_of(shape: dict[str, Any], attention: str) -> transformer.Transformer:
@@ -93,7 +93,7 @@ def measure(shape: dict[str, Any], passes: int) -> dict[str, Any]:
   canvas = canvas_of(shape)
   params = transformer.init(model_of(shape, 'xla').config, jax.random.key(0))
   ways = {(name, attention): function
-          for attention in available(shape['head_dim'])
+          for attention in available(shape['head_dim'], shape['dtype'])
           for name, function in programs(shape, attention, canvas).items()}
   seconds = {way: [] for way in ways}
   for i in range(passes + 1):

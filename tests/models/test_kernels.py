@@ -1,4 +1,7 @@
-"""Attention by kernels, interpreted, against XLA's; parts against the whole."""
+"""Attention by kernels, interpreted, against XLA's; parts against the whole.
+
+cuDNN runs on GPUs alone: JAX's reference of the same call is in its place.
+"""
 
 import functools
 import importlib.util
@@ -12,9 +15,13 @@ import pytest
 
 from dgr2_jax.models import attention as attention_lib
 from dgr2_jax.models import canvas as canvas_lib
+from dgr2_jax.models import cudnn
 from dgr2_jax.models import kernels
 from dgr2_jax.models import partition
+from dgr2_jax.models import splash
+from dgr2_jax.training import abstract
 from tests.models import tiny
+from tests.tools import test_plan
 
 N, S, H, HKV, F = 3, 130, 4, 2, 128
 LENGTH = jnp.array([S, 70, 0])  # no padding, some, an empty prompt
@@ -57,10 +64,11 @@ def test_merged_parts_are_the_softmax_over_all():
   np.testing.assert_allclose(merged, whole[0], atol=1e-5)
 
 
-def test_cross_attention_equals_brute_force():
+@pytest.mark.parametrize('kernel', attention_lib.KERNELS)
+def test_cross_attention_equals_brute_force(kernel):
   query, key, value = arrays(5)
-  out, log_sum_exp = jax.jit(kernels.cross_attention)(
-      query, key, value, LENGTH)
+  out, log_sum_exp = jax.jit(kernels.cross_attention, static_argnums=0)(
+      kernel, query, key, value, LENGTH)
   for n, t, h in np.ndindex(2, 5, H):
     want = brute_force(query[n, t, h], key[n, :, h // 2], value[n, :, h // 2],
                        np.arange(S) < LENGTH[n])
@@ -95,19 +103,21 @@ def canvases(g=2, m=3, t=4, length=12):
           *(normal(seed, N, g, m, t, HKV, F) for seed in (6, 7)))
 
 
-def test_self_attention_and_its_gradient_equal_xla(monkeypatch):
-  monkeypatch.setattr(kernels, '_BLOCKS', (128,))  # of several a prompt
+@pytest.mark.parametrize('kernel', attention_lib.KERNELS)
+def test_self_attention_and_its_gradient_equal_xla(monkeypatch, kernel):
+  monkeypatch.setattr(splash, '_BLOCKS', (128,))  # of several a prompt
   length = LENGTH.at[2].set(1)  # an empty prompt has no last token to read
-  assert_close(*(outcome(kernel, length, *arrays(S))
-                 for kernel in ('splash', 'xla')))
+  assert_close(*(outcome(which, length, *arrays(S))
+                 for which in (kernel, 'xla')))
 
 
-def test_merged_attention_and_its_gradient_equal_xla():
-  splash, xla = (outcome(kernel, LENGTH, *canvases())
-                 for kernel in ('splash', 'xla'))
-  assert_close(splash, xla)
+@pytest.mark.parametrize('kernel', attention_lib.KERNELS)
+def test_merged_attention_and_its_gradient_equal_xla(kernel):
+  found, xla = (outcome(which, LENGTH, *canvases())
+                for which in (kernel, 'xla'))
+  assert_close(found, xla)
   # Of an empty prompt nothing is learned.
-  assert not any(np.any(gradient[2]) for gradient in splash[1][1:3])
+  assert not any(np.any(gradient[2]) for gradient in found[1][1:3])
 
 
 def test_splits_over_requests_and_heads():
@@ -124,7 +134,8 @@ cases = [(t.LENGTH[:n], *(x[:n] for x in arrays)) for n, arrays in cases]
 want = [t.outcome('xla', *case) for case in cases]
 with jax.set_mesh(sharding.make_mesh(dict(data=2, fsdp=1, tensor=2))):
   for case, alone in zip(cases, want):
-    t.assert_close(t.outcome('splash', *case), alone)
+    for kernel in t.attention_lib.KERNELS:
+      t.assert_close(t.outcome(kernel, *case), alone)
 '''], check=True, timeout=600)
 
 
@@ -181,21 +192,60 @@ for kernel in ("fwd", "dq", "dkv"):
 '''], check=True, timeout=600)
 
 
-def test_auto_takes_what_the_platform_and_the_shape_allow(monkeypatch):
-  assert attention_lib.choose('auto', 128) == 'xla'  # a CPU
-  assert attention_lib.choose('splash', 128) == 'splash'  # interpreted
-  monkeypatch.setattr(partition, 'platform', lambda: 'tpu')
-  assert attention_lib.choose('auto', 256) == 'splash'
-  assert attention_lib.choose('auto', 64) == 'xla'
-  assert attention_lib.choose('xla', 128) == 'xla'
+def test_an_update_lowers_for_gpus(monkeypatch):
+  """cuDNN's calls, forward and backward, in all of a CFT update; no GPU."""
   monkeypatch.setattr(partition, 'platform', lambda: 'gpu')
-  assert attention_lib.choose('auto', 128) == 'xla'
+  monkeypatch.setattr(cudnn._beneath(), 'check_cudnn_version', lambda: 91000)
+  config = test_plan.config_of(
+      cft__batch_size=1, model__dtype='bfloat16', model__num_heads=4,
+      model__num_kv_heads=2, model__head_dim=128)
+  config.model.attention = 'auto'
+  setting = test_plan.setting_of(config)
+  monkeypatch.setattr(
+      abstract, '_lower', lambda setting, function, *args:
+      function.trace(*args).lower(lowering_platforms=('cuda',)))
+  update = abstract.programs(setting, 'cft')[0]
+  text = update.lower().as_text()
+  assert 'stablehlo.custom_call @__cudnn$fmhaSoftmax(' in text
+  assert 'stablehlo.custom_call @__cudnn$fmhaSoftmaxBackward(' in text
+
+
+def test_cudnn_keeps_the_log_sum_exp_in_float32(monkeypatch):
+  """Rounded to bfloat16, weights of parts would be off by percents."""
+  monkeypatch.setattr(partition, 'platform', lambda: 'gpu')
+  monkeypatch.setattr(cudnn._beneath(), 'check_cudnn_version', lambda: 91000)
+  jaxpr = str(jax.make_jaxpr(cudnn.with_log_sum_exp)(
+      *(x.astype('bfloat16') for x in arrays(5)), LENGTH))
+  assert f'f32[{N},{H},5]' in jaxpr and f'f32[{N},5,{H}]' in jaxpr
+  assert f'bf16[{N},{H},5]' not in jaxpr and f'bf16[{N},5,{H}]' not in jaxpr
+
+
+def test_auto_takes_what_the_platform_and_the_shape_allow(monkeypatch):
+  choose = functools.partial(attention_lib.choose, dtype='bfloat16')
+  for kernel in attention_lib.KERNELS:
+    assert choose(kernel, 128) == kernel  # a stand-in on a CPU
+  assert choose('auto', 128) == 'xla'
+  monkeypatch.setattr(partition, 'platform', lambda: 'tpu')
+  assert choose('auto', 256) == 'splash'
+  assert choose('auto', 64) == choose('xla', 128) == 'xla'
+  with pytest.raises(ValueError, match="'cudnn' runs on GPUs, not on a tpu"):
+    choose('cudnn', 128)
+  monkeypatch.setattr(partition, 'platform', lambda: 'gpu')
+  assert choose('auto', 128) == 'xla'  # no cuDNN
   with pytest.raises(ValueError, match="'splash' runs on TPUs, not on a gpu"):
-    attention_lib.choose('splash', 128)
+    choose('splash', 128)
+  with pytest.raises(ValueError, match="'cudnn' does not run here.*not detect"):
+    kernels.cross_attention('cudnn', *arrays(5), LENGTH)
+  monkeypatch.setattr(cudnn._beneath(), 'check_cudnn_version', lambda: 91000)
+  assert choose('auto', 64) == 'cudnn'
+  assert choose('auto', 256) == choose('xla', 64) == 'xla'
+  assert attention_lib.choose('auto', 64, 'float32') == 'xla'
 
 
 @pytest.mark.parametrize('changes, message', [
     (dict(attention='splash', head_dim=64), 'multiple of 128, not 64'),
+    (dict(attention='cudnn', head_dim=12), 'multiple of 8 and at most 128'),
+    (dict(attention='cudnn', head_dim=64), 'dtype of bfloat16 or float16, not'),
     (dict(attention='flash'), "model.attention='flash': expected xla"),
 ])
 def test_config_errors_name_the_limit(changes, message):

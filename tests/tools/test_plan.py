@@ -17,6 +17,7 @@ import pytest
 from dgr2_jax.data import parsing
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
+from dgr2_jax.objectives import language_modelling
 from dgr2_jax.objectives import rewards
 from dgr2_jax.tools import plan
 from dgr2_jax.training import abstract
@@ -82,12 +83,14 @@ def test_without_chunks_it_would():
   assert max(update_of('rl', rl__head_chunk=0)) >= 3 * 24 * 640
 
 
-@pytest.mark.parametrize('stage', ['cft', 'opd', 'rl'])
-def test_flops_are_those_that_xla_counts(stage):
+@pytest.mark.parametrize('stage, remat', [
+    ('cft', 'none'), ('opd', 'none'), ('rl', 'none'),
+    ('cft', 'dots'), ('cft', 'full')])
+def test_flops_are_those_that_xla_counts(stage, remat):
   """Lowered only; wide, as the closed form counts matrix products alone."""
   config = config_of(**{
       'model__width': 256, 'model__num_heads': 4, 'model__head_dim': 128,
-      'model__num_kv_heads': 2, 'model__mlp_dim': 512, 'model__remat': 'none',
+      'model__num_kv_heads': 2, 'model__mlp_dim': 512, 'model__remat': remat,
       'model__unroll_layers': True, 'model__canvas_chunk': 0,
       f'{stage}__head_chunk': 0})
   setting = setting_of(config)
@@ -102,7 +105,30 @@ def test_flops_are_those_that_xla_counts(stage):
       term.value for term in loss(params, batch, key)[0]))).lower(
           setting.params(), batch, key)
   assert 'stablehlo.while' not in lowered.as_text()
-  assert 1 <= lowered.cost_analysis()['flops'] / programs[0].flops < 1.05
+  count = programs[0].flops + programs[0].recomputed
+  assert 1 <= lowered.cost_analysis()['flops'] / count < 1.05
+
+
+@pytest.mark.parametrize('stage', [*abstract.STAGES, 'mid_train'])
+def test_layers_of_every_stage_are_computed_again_as_said(stage):
+  config = config_of(model__remat='dots', opd__teacher='self')
+  setting = setting_of(config)
+  if stage == 'mid_train':
+    loss = lambda params, batch, key: language_modelling.loss(
+        setting.model, params, batch, setting.vocabulary, 0)
+    batch = {name: jax.ShapeDtypeStruct((2, 9), dtype) for name, dtype in (
+        ('tokens', 'int32'), ('start', 'int32'), ('weight', 'float32'))}
+  else:
+    loss = losses.loss_of(setting, stage)
+    batch = (abstract._records(setting, stage) if stage in ('ar_sft', 'cft')
+             else abstract._responses(setting, stage, 2.))
+  jaxpr = jax.make_jaxpr(loss)(setting.params(), batch,
+                               jax.eval_shape(lambda: jax.random.key(0)))
+  layers = [eqn.params['policy'] for scan in jaxpr.eqns
+            if scan.primitive.name == 'scan'
+            for eqn in scan.params['jaxpr'].eqns
+            if eqn.primitive.name == 'remat2']
+  assert transformer._REMAT_POLICIES['dots'] in layers
 
 
 @pytest.mark.parametrize('block_size', [1, 3])
