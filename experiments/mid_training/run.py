@@ -3,7 +3,7 @@ r"""Whether mid-training helps the AR re-ranker, at equal steps of `ar_sft`.
     python -m dgr2_jax.main --config=configs/quickstart.py:full,cooccurrence \
         --workdir=BASE --stage=prepare  # and again with --stage=mid_train
     python experiments/mid_training/run.py --base=BASE --workdir=DIR \
-        --steps 300 1200
+        --steps 300 600
 
 `ar_sft` is trained from BASE's mid-trained weights and from random ones, on the
 same records with the same vocabulary and order of batches, for several numbers
