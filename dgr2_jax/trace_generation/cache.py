@@ -141,10 +141,13 @@ class AnswerCache:
     """Appends an answer.
 
     Raises:
-      OSError: it could not be written whole.
+      OSError: it could not be written whole; nothing of it is left.
     """
     line = json.dumps({'key': key, **reply._asdict()}).encode() + b'\n'
+    size = os.fstat(self._file.fileno()).st_size
     if self._file.write(line) != len(line):
+      # The next answer would go on in the middle of this line.
+      self._file.truncate(size)
       raise OSError(f'{self._file.name}: an answer could not be written whole; '
                     'is the disk full?')
     self._answers[key].append(reply)

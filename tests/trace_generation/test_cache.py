@@ -95,3 +95,32 @@ def test_an_earlier_version_is_told(tmp_path):
                      'of an earlier version.*Move this file away'):
     cache_lib.AnswerCache(path)
   assert path.read_text() == f'{line}\n'
+
+
+class Full:
+  """A file on a disk that is full: it takes half of what is written."""
+
+  def __init__(self, file):
+    self.full = True
+    self._file = file
+
+  def __getattr__(self, name):
+    return getattr(self._file, name)
+
+  def write(self, data):
+    return self._file.write(data[:len(data) // 2] if self.full else data)
+
+
+def test_a_short_write_leaves_nothing(tmp_path, monkeypatch):
+  path = tmp_path / 'answers.jsonl'
+  first, lost, last = (chat.Reply(x, 'stop', 1, 2) for x in 'xyz')
+  with cache_lib.AnswerCache(path) as cache:
+    cache.add('2:a', first)
+    before = path.read_bytes()
+    monkeypatch.setattr(cache, '_file', Full(cache._file))
+    with pytest.raises(OSError, match='could not be written whole'):
+      cache.add('2:b', lost)
+    assert path.read_bytes() == before and cache.answers('2:b') == ()
+    cache._file.full = False
+    cache.add('2:c', last)
+  assert _read(path) == {'2:a': (first,), '2:b': (), '2:c': (last,)}
