@@ -198,6 +198,7 @@ def test_unavailable_requests_are_not_settled(workdir, tmp_path):
 @pytest.mark.parametrize('change, reason', [
     ({'workdir': 'nowhere'}, 'nowhere/config.json: expected the config'),
     ({'output': 'nowhere/x'}, 'nowhere is no directory'),
+    ({'output': '.'}, 'output is .*: a directory; expected the name of a fi'),
     ({'how': {'temperature': 0.}}, 'temperature is 0 and max_attempts 8')])
 def test_bad_settings(workdir, tmp_path, change, reason):
   given = {'workdir': workdir, 'output': 'x', 'how': {}, **change}
