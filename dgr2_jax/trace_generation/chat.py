@@ -36,6 +36,8 @@ import httpx2
 
 _REFUSED = (400, 413, 422)
 _TRANSIENT = (408, 409, 425, 429)  # and all from 500 on
+# What a question says itself, or its reply's reader relies on.
+OWN_FIELDS = frozenset(('messages', 'model', 'n', 'stream', 'temperature'))
 # Characters of a token, about: for a guess that a reply's usage corrects.
 _CHARACTERS = 4
 _SHOWN = 200  # characters of an error's body
@@ -119,6 +121,16 @@ class EndpointConfig:
       value = getattr(self, field)
       if not (math.isfinite(value) and value >= low):
         raise ValueError(f'{field} is {value}: expected at least {low}.')
+
+
+def check_extra_body(fields: Any) -> None:
+  """Raises ValueError for fields that would change what was checked."""
+  if not isinstance(fields, Mapping):
+    raise ValueError(f'extra_body is {fields!r}: expected a JSON object.')
+  if taken := sorted(OWN_FIELDS.intersection(fields)):
+    raise ValueError(
+        f'extra_body is {fields!r}: expected none of {sorted(OWN_FIELDS)}, '
+        f'which are set by other means, got {taken}.')
 
 
 class Pace:

@@ -244,7 +244,9 @@ def test_a_useless_endpoint_ends_the_run(template, tmp_path, reply, reason):
     (questions_lib.QuestionConfig, {'mode': 'x'}, 'mode'),
     (questions_lib.QuestionConfig, {'temperature': -1}, 'temperature'),
     (questions_lib.QuestionConfig, {'max_tokens': 0}, 'max_tokens'),
-    (questions_lib.QuestionConfig, {'extra_body': [1]}, 'extra_body')])
+    (questions_lib.QuestionConfig, {'extra_body': [1]}, 'extra_body'),
+    *((questions_lib.QuestionConfig, {'extra_body': {name: 1}}, 'extra_body')
+      for name in ('messages', 'model', 'n', 'stream', 'temperature'))])
 def test_bad_configuration(cls, fields, field):
   base = ({'model': 'm', 'mode': 'rejection'}
           if cls is questions_lib.QuestionConfig else {})
