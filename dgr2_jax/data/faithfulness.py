@@ -4,7 +4,7 @@ An answer of a language model is used only if
 
     its recommendations      are a permutation, the target first
     every SID it cites       is one of the history or the candidates, and the
-                             one of the candidate it stands beside
+                             one of the candidate it is said to be
     at least one SID         is of the history: reasoning starts there
     its last sentence        names the candidate that it ranks first
     it speaks                as somebody who doesn't know what was bought
@@ -16,7 +16,7 @@ ours.) `check` gives the first rule that is broken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import re
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dgr2_jax.data import interactions
+from dgr2_jax.data import leaks
 from dgr2_jax.data import requests
 from dgr2_jax.data import tokens
 
@@ -34,23 +35,21 @@ REASONS = (
     'no_conclusion', 'wrong_conclusion', 'leak')
 
 _FRAGMENT = re.compile(r'<\|sid_(?:begin|end)\|>|<s_[a-z]_[0-9]+>')
-_CANDIDATE = re.compile(r'\bcandidate\s+([0-9]+)', re.IGNORECASE)
-# A candidate and the SID beside it: Candidate 3 (<|sid_begin|>...
+_CANDIDATE = re.compile(leaks.NUMBERED, re.IGNORECASE)
+_SID = f'({tokens.SEMANTIC_ID.pattern})'
+# A candidate and the SID that is said to be its own: Candidate 3 (<|sid_be...
+# Behind a comma there is an end: "unlike candidate 3, <|sid_be... is a soap"
+# speaks of two.
 _NAMED = re.compile(
-    rf'\bcandidate\s+([0-9]+)\s*[(,:]?\s*({tokens.SEMANTIC_ID.pattern})',
-    re.IGNORECASE)
+    rf'{leaks.NUMBERED}[*_]* ?(?:[(\[:=\u2013\u2014-]? ?|'
+    rf'(?:is|has|(?:has|with) (?:the )?id) ){_SID}'
+    rf'|{leaks.NUMBERED}[*_]*, ?{_SID}(?= ?[,.;:)])', re.IGNORECASE)
+# The SID first: <|sid_be... (candidate 3).
+_NAMED_AFTER = re.compile(
+    rf'{_SID} ?(?:[(\[] ?[*_]*{leaks.NUMBERED}(?=[*_]* ?[)\],;])'
+    rf'|(?:is|=) [*_]*{leaks.NUMBERED})', re.IGNORECASE)
 _CONCLUSION = re.compile(r'\bcandidate\s+([0-9]+)\s+fits\s+best[.!]?\s*$',
                          re.IGNORECASE)
-# Words of somebody who was told what comes next.
-_LEAK = re.compile('|'.join((
-    r'\bthe\s+target\s+(?:is|was|item|product|candidate|purchase)\b',
-    r'\bground[\s-]+truth\b',
-    r'\b(?:correct|true|known|given|provided)\s+'
-    r'(?:answer|target|next\s+(?:item|product|purchase))\b',
-    r'\bactual(?:ly)?\s+(?:next|bought|purchased|choice|purchase)\b',
-    r'\b(?:was|were|am|are|been)\s+(?:told|informed)\b',
-    r'\b(?:was|is)\s+(?:indeed|in\s+fact)\s+(?:bought|purchased)\b',
-    r'\bthe\s+answer\s+is\b')), re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +109,15 @@ class Mentions(NamedTuple):
     sids: semantic ids, in order.
     malformed: whether there are parts of further ones.
     candidates: numbers of candidates from one; 0 for those of no candidate.
-    named: candidates with the SID that stands beside their number.
+    named: candidates with the SID that is said to be theirs.
     conclusion: the number that the last sentence says fits best; None where
       it says no such thing.
-    told: whether it speaks as somebody who was told what comes next.
   """
   sids: tuple[str, ...]
   malformed: bool
   candidates: tuple[int, ...]
   named: tuple[tuple[int, str], ...]
   conclusion: int | None
-  told: bool
 
 
 def mentions(text: str, titles: Sequence[str] = ()) -> Mentions:
@@ -128,14 +125,20 @@ def mentions(text: str, titles: Sequence[str] = ()) -> Mentions:
   conclusion = _CONCLUSION.search(text)
   sids = tuple(tokens.SEMANTIC_ID.findall(text))
   malformed = _FRAGMENT.search(tokens.SEMANTIC_ID.sub('', text)) is not None
-  for title in sorted(filter(None, titles), key=len, reverse=True):
-    text = re.sub(rf'(?<!\w){re.escape(title)}(?!\w)', '', text)
+  text = leaks.strip_titles(text, titles)
   return Mentions(
       sids=sids, malformed=malformed,
       candidates=tuple(map(_number, _CANDIDATE.findall(text))),
-      named=tuple((_number(n), sid) for n, sid in _NAMED.findall(text)),
-      conclusion=_number(conclusion[1]) if conclusion else None,
-      told=_LEAK.search(text) is not None)
+      named=tuple(_pairs(text)),
+      conclusion=_number(conclusion[1]) if conclusion else None)
+
+
+def _pairs(text: str) -> Iterator[tuple[int, str]]:
+  """Candidates with the SIDs that they are said to have."""
+  for number, sid, other_number, other_sid in _NAMED.findall(text):
+    yield _number(number or other_number), sid or other_sid
+  for sid, number, other_number in _NAMED_AFTER.findall(text):
+    yield _number(number or other_number), sid
 
 
 def check(answer: Answer, seen: View) -> str | None:
@@ -160,7 +163,8 @@ def check(answer: Answer, seen: View) -> str | None:
     return 'no_conclusion'
   if said.conclusion != answer.order[0] + 1:
     return 'wrong_conclusion'
-  return 'leak' if said.told else None
+  told = leaks.told(answer.explanation, seen.titles, seen.candidates)
+  return 'leak' if told else None
 
 
 def _number(digits: str) -> int:

@@ -151,8 +151,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _object(text: str) -> dict[str, Any]:
   value = json.loads(text)
-  if not isinstance(value, dict) or 'messages' in value:
-    raise ValueError
+  try:
+    chat.check_extra_body(value)
+  except ValueError as e:
+    raise argparse.ArgumentTypeError(e) from e
   return value
 
 

@@ -2,12 +2,13 @@
 
 One JSON object a line, only ever appended to:
 
-    {"key": "9b1e...", "content": "{...}", "finish": "stop",
+    {"key": "2:9b1e...", "content": "{...}", "finish": "stop",
      "prompt_tokens": 913, "completion_tokens": 140}
 
-The key is a digest of the whole question: model, prompt and sampling. Whatever
-changes the question changes the key, so no version has to be kept by hand. A
-question that was asked several times has several lines, in order.
+The key is a digest of the whole question: model, prompt and sampling, and what
+it is asked for, such as a request with its target: of two requests with one
+prompt, each has answers of its own. Whatever changes the question changes the
+key. A question that was asked several times has several lines, in order.
 
 A process that is killed may leave half a line at the end, which the next one
 cuts off; damage elsewhere is an error.
@@ -30,14 +31,24 @@ from dgr2_jax.data import interactions
 from dgr2_jax.trace_generation import chat
 
 
+# What keys begin with. Those of version 1 had none, and left out what was asked
+# for: whose answers those are can't be told.
+_VERSION = '2:'
+
+
 class CacheError(Exception):
   """The cache can't be used; the message says why."""
 
 
-def key_of(body: Mapping[str, Any]) -> str:
-  """The key of a question, given the body that asks it."""
-  text = json.dumps(body, sort_keys=True)
-  return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def key_of(body: Mapping[str, Any], fingerprint: str) -> str:
+  """The key of a question.
+
+  Args:
+    body: asks it.
+    fingerprint: tells what it is asked for from all else that has this body.
+  """
+  text = json.dumps([body, fingerprint], sort_keys=True)
+  return _VERSION + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def parse(data: bytes, name: str) -> tuple[list[tuple[str, chat.Reply]], int]:
@@ -52,7 +63,8 @@ def parse(data: bytes, name: str) -> tuple[list[tuple[str, chat.Reply]], int]:
     a line that was not finished.
 
   Raises:
-    interactions.DataError: a finished line is damaged; file, line and reason.
+    interactions.DataError: a finished line is damaged, or of an earlier
+      version; file, line and reason.
   """
   entries, end = [], data.rfind(b'\n') + 1
   for number, line in enumerate(data[:end].split(b'\n')[:-1], 1):
@@ -70,6 +82,11 @@ def parse(data: bytes, name: str) -> tuple[list[tuple[str, chat.Reply]], int]:
       raise interactions.DataError(
           f'{name}:{number}: damaged ({e!r}); expected an answer. Delete this '
           'line to ask again.') from e
+    if not key.startswith(_VERSION):
+      raise interactions.DataError(
+          f'{name}:{number}: an answer of an earlier version, which did not '
+          'keep requests with the same prompt apart. Move this file away to '
+          'ask again.')
     entries.append((key, reply))
   return entries, end
 
@@ -124,10 +141,13 @@ class AnswerCache:
     """Appends an answer.
 
     Raises:
-      OSError: it could not be written whole.
+      OSError: it could not be written whole; nothing of it is left.
     """
     line = json.dumps({'key': key, **reply._asdict()}).encode() + b'\n'
+    size = os.fstat(self._file.fileno()).st_size
     if self._file.write(line) != len(line):
+      # The next answer would go on in the middle of this line.
+      self._file.truncate(size)
       raise OSError(f'{self._file.name}: an answer could not be written whole; '
                     'is the disk full?')
     self._answers[key].append(reply)

@@ -10,7 +10,8 @@ vLLM, SGLang and hosted models do. What can go wrong is sorted by who can help:
     Stopped        the user wants to stop
 
 Between tries the client backs off exponentially, with jitter. A Retry-After
-holds back all questions, not only the one that was told.
+holds back all questions, not only the one that was told; after it they come at
+the pace of the limits.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ import httpx2
 
 _REFUSED = (400, 413, 422)
 _TRANSIENT = (408, 409, 425, 429)  # and all from 500 on
+# What a question says itself, or its reply's reader relies on.
+OWN_FIELDS = frozenset(('messages', 'model', 'n', 'stream', 'temperature'))
 # Characters of a token, about: for a guess that a reply's usage corrects.
 _CHARACTERS = 4
 _SHOWN = 200  # characters of an error's body
@@ -120,6 +123,16 @@ class EndpointConfig:
         raise ValueError(f'{field} is {value}: expected at least {low}.')
 
 
+def check_extra_body(fields: Any) -> None:
+  """Raises ValueError for fields that would change what was checked."""
+  if not isinstance(fields, Mapping):
+    raise ValueError(f'extra_body is {fields!r}: expected a JSON object.')
+  if taken := sorted(OWN_FIELDS.intersection(fields)):
+    raise ValueError(
+        f'extra_body is {fields!r}: expected none of {sorted(OWN_FIELDS)}, '
+        f'which are set by other means, got {taken}.')
+
+
 class Pace:
   """Spaces out what is used, so that a rate is kept without bursts."""
 
@@ -151,13 +164,15 @@ class Client:
   """
 
   def __init__(self, config: EndpointConfig, api_key: str | None,
-               stop: asyncio.Event):
+               stop: asyncio.Event,
+               clock: Callable[[], float] = time.monotonic):
     """Makes a client; used as an asynchronous context manager.
 
     Args:
       config: how to ask.
       api_key: sent as a bearer token; never part of a message.
       stop: once set, nothing more is sent; replies under way still arrive.
+      clock: seconds.
 
     Raises:
       ValueError: the key can't be sent.
@@ -170,8 +185,9 @@ class Client:
       raise ValueError('the API key has characters that no header can hold.')
     self._stop = stop
     self._random = random.Random()
-    self._requests = Pace(config.requests_per_minute)
-    self._tokens = Pace(config.tokens_per_minute)
+    self._clock = clock
+    self._requests = Pace(config.requests_per_minute, clock)
+    self._tokens = Pace(config.tokens_per_minute, clock)
     self._not_before = -math.inf  # by a server's Retry-After
 
   async def __aenter__(self) -> Client:
@@ -217,11 +233,16 @@ class Client:
 
   async def _turn(self, tokens: float) -> None:
     """Waits until another request may be sent."""
-    await self._sleep(max(
-        self._requests.reserve(1), self._tokens.reserve(tokens)))
-    while (wait := self._not_before - time.monotonic()) > 0:
-      # All that wait should not come at once.
-      await self._sleep(wait * self._random.uniform(1, 1.1))
+    while True:
+      while (wait := self._not_before - self._clock()) > 0:
+        # Without limits, too, all that wait should not come at once.
+        await self._sleep(wait * self._random.uniform(1, 1.1))
+      await self._sleep(max(
+          self._requests.reserve(1), self._tokens.reserve(tokens)))
+      # A place in the queue that came during a hold is lost, and another one
+      # is taken when it ends; places behind its end stay as they are.
+      if self._clock() >= self._not_before:
+        return
 
   async def _sleep(self, seconds: float) -> None:
     """Waits, unless the user wants to stop."""
@@ -239,7 +260,7 @@ class Client:
       raise EndpointError(
           f'the endpoint asks to wait {retry_after:.0f} seconds (Retry-After), '
           f'more than longest_wait={self._config.longest_wait:g}.')
-    self._not_before = max(self._not_before, time.monotonic() + retry_after)
+    self._not_before = max(self._not_before, self._clock() + retry_after)
 
   async def _post(self, body: Mapping[str, Any]) -> Reply:
     url = self._config.base_url.rstrip('/') + '/chat/completions'

@@ -78,6 +78,9 @@ def check(output: pathlib.Path, temperature: float,
         f'temperature is 0 and max_attempts {config.max_attempts}: the same '
         'answer would come again; expected a temperature above 0 or '
         'max_attempts=1.')
+  if output.is_dir():
+    raise ValueError(
+        f'output is {output}: a directory; expected the name of a file.')
   if not output.parent.is_dir():
     raise ValueError(
         f'output is {output}: {output.parent} is no directory.')

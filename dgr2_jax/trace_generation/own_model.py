@@ -121,7 +121,7 @@ def write(
         mode=questions_lib.REJECTION,
         seen=faithfulness.view(
             request, prompt.shown, data.items, data.semantic_ids),
-        body={'model': f'{config.stage} {digest}',
+        body={'model': f'{config.stage} {digest}', 'request': fingerprint,
               'temperature': config.temperature, 'example': example,
               'prompt': prompt.ids.tolist()})
 
@@ -210,7 +210,8 @@ class Client:
     for row, body in enumerate(filled):
       length[row] = len(body['prompt'])
       prompt[row, :length[row]] = body['prompt']
-      attempt = len(self._cache.answers(cache_lib.key_of(body)))
+      attempt = len(self._cache.answers(
+          cache_lib.key_of(body, body['request'])))
       example[row] = body['example'] * _MOST_ATTEMPTS + attempt % _MOST_ATTEMPTS
     rollout = responses.decode_split(
         experiment.model, self._params, [dict(

@@ -75,7 +75,8 @@ class QuestionConfig:
     hint: domain knowledge, a sentence or two.
     temperature: of sampling.
     max_tokens: of an answer, thinking included.
-    extra_body: further fields of the request body.
+    extra_body: further fields of the request body; none of
+      `chat.OWN_FIELDS`.
   """
   model: str
   mode: str
@@ -96,10 +97,7 @@ class QuestionConfig:
           f'temperature is {self.temperature}: expected 0 to 2.')
     if self.max_tokens < 1:
       raise ValueError(f'max_tokens is {self.max_tokens}: expected at least 1.')
-    if not isinstance(self.extra_body, Mapping) or 'messages' in (
-        self.extra_body):
-      raise ValueError(f'extra_body is {self.extra_body!r}: expected a JSON '
-                       'object without messages.')
+    chat.check_extra_body(self.extra_body)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Question(Protocol):
   """What a sampler settles.
 
   Attributes:
-    fingerprint: tells questions apart.
+    fingerprint: tells questions apart, those with the same body too.
     body: of the chat completion request.
   """
   fingerprint: str
@@ -189,7 +189,7 @@ class Sampler:
 
   async def _settle(self, question: Question) -> None:
     """Looks for an answer that is accepted."""
-    key = cache_lib.key_of(question.body)
+    key = cache_lib.key_of(question.body, question.fingerprint)
     answers = self._cache.answers(key)
     reasons = collections.Counter()
     for attempt in range(max(len(answers), self._config.max_attempts)):

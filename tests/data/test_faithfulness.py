@@ -79,17 +79,6 @@ def test_without_history_none_need_be_cited():
       faithfulness.Answer(text, (2, 0, 1, 3)), seen) is None
 
 
-@pytest.mark.parametrize('words', [
-    'The ground truth points there', 'the correct answer', 'It was in fact '
-    'bought next', 'the actual next item', 'as I was told', 'she actually '
-    'bought it', 'the true next purchase', 'The answer is clear',
-    'the target item', 'the provided target'])
-def test_leaks(words):
-  text = TEXT.replace('a lotion', words)
-  assert faithfulness.check(
-      dataclasses.replace(FAITHFUL, explanation=text), SEEN) == 'leak'
-
-
 @pytest.mark.parametrize('text', ['', 'Candidate ' + '9' * 5000, '<' * 10_000,
                                   '<|sid_begin|>' * 3000,
                                   'candidate ' + ' ' * 20_000])

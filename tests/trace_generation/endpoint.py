@@ -13,7 +13,6 @@ import threading
 import time
 
 from dgr2_jax.data import tokens
-from dgr2_jax.trace_generation import cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +31,11 @@ def completion(content, finish='stop', usage=(100, 20)):
                    'finish_reason': finish}],
       'usage': {'prompt_tokens': usage[0],
                 'completion_tokens': usage[1]}}).encode())
+
+
+def key_of(body):
+  """What an endpoint can tell questions apart by."""
+  return json.dumps(body, sort_keys=True)
 
 
 def faithful(body, first):
@@ -53,7 +57,7 @@ class Endpoint:
 
   Attributes:
     url: its base URL.
-    asked: how often each question came, by `cache.key_of` its body.
+    asked: how often each question came, by `key_of` its body.
     arrivals: when requests came, by time.monotonic().
     keys: values of the Authorization header.
     most_at_once: most requests under way at a time.
@@ -72,7 +76,7 @@ class Endpoint:
   def handle(self, handler):
     length = int(handler.headers['Content-Length'])
     body = json.loads(handler.rfile.read(length))
-    key = cache.key_of(body)
+    key = key_of(body)
     with self._lock:
       self._under_way += 1
       self.most_at_once = max(self.most_at_once, self._under_way)

@@ -4,8 +4,10 @@ import asyncio
 import datetime
 import email.utils
 import functools
+import selectors
 import time
 
+import numpy as np
 import pytest
 
 from dgr2_jax.trace_generation import chat
@@ -110,6 +112,68 @@ def test_retry_after_holds_all_back():
   assert all(reply.content == 'fine' for reply in replies)
   arrivals = sorted(endpoint.arrivals)
   assert len(arrivals) == 8 and arrivals[4] - arrivals[0] >= .5
+
+
+class Clock(selectors.DefaultSelector):
+  """An event loop's selector that does not wait, but moves the time on."""
+
+  def __init__(self):
+    super().__init__()
+    self.now = 0.
+
+  def select(self, timeout=None):
+    self.now += timeout or 0.
+    return super().select(0)
+
+
+class Instant(chat.Client):
+  """A client whose tries take no time; `replies[i]` is the i-th's fault."""
+
+  def __init__(self, clock, faults, stop, **config):
+    super().__init__(
+        chat.EndpointConfig('http://localhost/v1', **config), None, stop, clock)
+    self.arrivals = []
+    self._faults = faults
+
+  async def _post(self, body):
+    self.arrivals.append(self._clock())
+    fault = self._faults.get(len(self.arrivals) - 1)
+    if fault is not None:
+      raise chat._Transient('HTTP 429', fault)
+    return chat.Reply('fine', 'stop', 0, 0)
+
+
+@pytest.mark.parametrize('limits, gap', [
+    ({'requests_per_minute': 60}, 1),
+    ({'tokens_per_minute': 7350}, .1)])  # of 17 / 4 + 8 tokens each
+@pytest.mark.parametrize('faults', [
+    {0: 20.},  # shorter than what waits
+    {0: 90.}, {2: 30., 25: 7.}, {i: 11. for i in range(5)}])
+def test_the_pace_is_kept_after_a_hold(limits, gap, faults):
+  """By a clock that only waiting moves."""
+  clock = Clock()
+
+  def make_loop():
+    loop = asyncio.SelectorEventLoop(clock)
+    loop.time = lambda: clock.now
+    return loop
+
+  async def run():
+    client = Instant(lambda: clock.now, faults, asyncio.Event(), **limits)
+    replies = await asyncio.gather(*(
+        client.ask({'max_tokens': 8}) for _ in range(40)))
+    assert all(reply.content == 'fine' for reply in replies)
+    return client
+
+  with asyncio.Runner(loop_factory=make_loop) as runner:
+    client = runner.run(run())
+  arrivals = np.array(client.arrivals)
+  assert len(arrivals) == 40 + len(faults)
+  assert np.diff(arrivals).min() >= gap * .99
+  for number, seconds in faults.items():  # nothing comes in a hold
+    assert arrivals[number + 1] >= arrivals[number] + seconds - 1e-6
+  # Nor is much time lost: holds, a tenth of them, and the backoff of one.
+  assert arrivals[-1] <= sum(faults.values()) * 1.1 + gap * 90 + 5
 
 
 def test_retry_after_beyond_patience():

@@ -82,9 +82,9 @@ def _shown(body, before=0):
 
 
 def _answered(output):
+  """How many answers are on disk."""
   path = pathlib.Path(f'{output}.answers.jsonl')
-  return ([json.loads(line)['key'] for line in path.read_text().splitlines()]
-          if path.exists() else [])
+  return path.read_text().count('\n') if path.exists() else 0
 
 
 def test_killed_run_resumes_without_asking_again(workdir, tmp_path):
@@ -102,19 +102,19 @@ def test_killed_run_resumes_without_asking_again(workdir, tmp_path):
   with endpoint_lib.serve(respond) as endpoint:
     process = _start(workdir, endpoint.url, output)
     deadline = time.monotonic() + 300
-    while len(_answered(output)) < 5:
+    while _answered(output) < 5:
       assert time.monotonic() < deadline and process.poll() is None
       time.sleep(.02)
     process.kill()
     _finish(process)
-    answered = _answered(output)
-    assert len(answered) == 5 and not output.exists()
+    assert _answered(output) == 5 and not output.exists()
     # A kill in the middle of writing leaves half a line.
     with open(f'{output}.answers.jsonl', 'a') as f:
       f.write('{"key": "0123", "cont')
     release.set()
     _generate(workdir, endpoint.url, output)
-    assert all(endpoint.asked[key] == 1 for key in answered)
+    assert all(endpoint.asked[endpoint_lib.key_of(body)] == 1
+               for body in served[:5])  # those that were answered
     assert len(endpoint.asked) == _COUNT
     asked, written = endpoint.asked.total(), output.read_bytes()
     _generate(workdir, endpoint.url, output)
@@ -150,7 +150,7 @@ def test_sigterm_waits_for_answers(workdir, tmp_path):
     assert code == 128 + signal.SIGTERM
     assert "9 of 12 requests are not settled: {'stopped by SIGTERM': 9}" in text
     assert 'The same command goes on.' in text and 'Traceback' not in text
-    assert len(_answered(output)) == 3 and not output.exists()
+    assert _answered(output) == 3 and not output.exists()
     _generate(workdir, endpoint.url, output)
     assert endpoint.asked.total() == len(endpoint.asked) == _COUNT
 
@@ -198,6 +198,7 @@ def test_unavailable_requests_are_not_settled(workdir, tmp_path):
 @pytest.mark.parametrize('change, reason', [
     ({'workdir': 'nowhere'}, 'nowhere/config.json: expected the config'),
     ({'output': 'nowhere/x'}, 'nowhere is no directory'),
+    ({'output': '.'}, 'output is .*: a directory; expected the name of a fi'),
     ({'how': {'temperature': 0.}}, 'temperature is 0 and max_attempts 8')])
 def test_bad_settings(workdir, tmp_path, change, reason):
   given = {'workdir': workdir, 'output': 'x', 'how': {}, **change}

@@ -39,6 +39,10 @@ def _prepared(root, name):
   return root
 
 
+def asked_key(question):
+  return cache_lib.key_of(question.body, question.fingerprint)
+
+
 @pytest.fixture(name='untrained')
 def use_initial_weights(monkeypatch):
   monkeypatch.setattr(experiment_lib.Experiment, 'restore',
@@ -129,7 +133,7 @@ def test_answers_do_not_depend_on_the_batch(workdir, tmp_path, untrained):
               *(client.ask(asked[i].body) for i in group))
           for i, reply in zip(group, replies):
             answers.setdefault(i, []).append(reply)
-            cache.add(cache_lib.key_of(asked[i].body), reply)
+            cache.add(asked_key(asked[i]), reply)
         return answers
 
   together = asyncio.run(ask('a', (0, 1, 2), (1,)))
@@ -152,7 +156,7 @@ def test_weights_and_settings_make_another_question(workdir):
     question, = own_model.write(
         own_model.ModelConfig(**{'stage': 'ar_sft', **changes}), experiment,
         requests)
-    return cache_lib.key_of(question.body)
+    return asked_key(question)
 
   first = key()
   assert key(batch_size=2) == first

@@ -1,6 +1,7 @@
 """Both ways of sampling against an endpoint with faults."""
 
 import asyncio
+import dataclasses
 import json
 import threading
 import time
@@ -29,7 +30,7 @@ def ask(template, mode='rejection', count=COUNT):
   """Questions, by the key of their body."""
   requests = [fabricated.request(seed, history=3) for seed in range(count)]
   how = questions_lib.QuestionConfig('m', mode, extra_body={'top_p': .9})
-  return {cache_lib.key_of(q.body): q for q in questions_lib.write(
+  return {endpoint_lib.key_of(q.body): q for q in questions_lib.write(
       how, questions_lib.distinct(requests, ITEMS), template, ITEMS, SIDS)}
 
 
@@ -53,7 +54,7 @@ def teacher(questions, wrong=lambda index, before: False):
   index = {key: i for i, key in enumerate(questions)}
 
   def respond(body, before):
-    key = cache_lib.key_of(body)
+    key = endpoint_lib.key_of(body)
     first = questions[key].seen.target
     if wrong(index[key], before):
       first = (first + 1) % 10
@@ -75,7 +76,7 @@ def test_completes_despite_faults(template, tmp_path, mode):
   guard = threading.Lock()
 
   def respond(body, before):
-    i = index[cache_lib.key_of(body)]
+    i = index[endpoint_lib.key_of(body)]
     if i == 0:
       return endpoint_lib.Reply(400, b'too long')
     if i == 1:  # never right
@@ -120,7 +121,7 @@ def test_completes_despite_faults(template, tmp_path, mode):
       assert line['recommendations'][0] == str(question.seen.target + 1)
       assert line['mode'] == mode and line['model'] == 'm'
       assert line['attempts'] == {2: 3, 3: 2}.get(index[
-          cache_lib.key_of(question.body)], 1)
+          endpoint_lib.key_of(question.body)], 1)
       assert generated.parse(json.dumps(line)) is not None
 
 
@@ -136,6 +137,39 @@ def test_more_attempts_go_on_from_the_stored_ones(template, tmp_path):
   assert len(few.given_up) == 3 and (tries, further, none) == (6, 6, 0)
   assert all(line['attempts'] == 4 for line in more.accepted.values())
   assert fewer.accepted == more.accepted  # what was paid for is used
+
+
+def test_one_prompt_with_two_targets(template, tmp_path):
+  """Each has answers of its own: none is shared, asked twice or lost."""
+  request = fabricated.request(0, history=3)
+  requests = [dataclasses.replace(request, target=int(target))
+              for target in request.candidates[[2, 5, 7]]]
+  how = questions_lib.QuestionConfig('m', 'rejection')
+  questions = list(questions_lib.write(
+      how, questions_lib.distinct(requests, ITEMS), template, ITEMS, SIDS))
+  assert len({endpoint_lib.key_of(q.body) for q in questions}) == 1
+  keys = {cache_lib.key_of(q.body, q.fingerprint) for q in questions}
+  assert len(keys) == len(questions) == 3
+
+  def respond(body, before):
+    time.sleep(.02)  # Two are under way.
+    return endpoint_lib.completion(
+        endpoint_lib.faithful(body, (3, 1, 6, 8, 4, 2)[before]),
+        usage=(100, 20 + before))
+
+  with endpoint_lib.serve(respond) as endpoint:
+    first, tries = sample(dict(enumerate(questions)), endpoint.url,
+                          tmp_path / 'a', max_attempts=2, concurrency=2)
+    again, none = sample(dict(enumerate(questions)), endpoint.url,
+                         tmp_path / 'a', max_attempts=2, concurrency=2)
+  assert first.settled == 3 and none == 0
+  assert (again.accepted, again.given_up) == (first.accepted, first.given_up)
+  assert again.rejected == first.rejected
+  assert tries == first.answers == again.answers == endpoint.asked.total()
+  assert first.completion_tokens == again.completion_tokens == sum(
+      20 + before for before in range(tries))
+  with cache_lib.AnswerCache(tmp_path / 'a') as cache:
+    assert sum(len(cache.answers(key)) for key in keys) == tries
 
 
 def test_concurrency_is_kept(template, tmp_path):
@@ -189,7 +223,7 @@ def test_a_useless_endpoint_ends_the_run(template, tmp_path, reply, reason):
   index = {key: i for i, key in enumerate(questions)}
 
   def respond(body, before):
-    lame = index[cache_lib.key_of(body)] % 4 == 1
+    lame = index[endpoint_lib.key_of(body)] % 4 == 1
     return reply if lame else teacher(questions)(body, before)
 
   with endpoint_lib.serve(respond) as endpoint:
@@ -210,7 +244,9 @@ def test_a_useless_endpoint_ends_the_run(template, tmp_path, reply, reason):
     (questions_lib.QuestionConfig, {'mode': 'x'}, 'mode'),
     (questions_lib.QuestionConfig, {'temperature': -1}, 'temperature'),
     (questions_lib.QuestionConfig, {'max_tokens': 0}, 'max_tokens'),
-    (questions_lib.QuestionConfig, {'extra_body': [1]}, 'extra_body')])
+    (questions_lib.QuestionConfig, {'extra_body': [1]}, 'extra_body'),
+    *((questions_lib.QuestionConfig, {'extra_body': {name: 1}}, 'extra_body')
+      for name in ('messages', 'model', 'n', 'stream', 'temperature'))])
 def test_bad_configuration(cls, fields, field):
   base = ({'model': 'm', 'mode': 'rejection'}
           if cls is questions_lib.QuestionConfig else {})
