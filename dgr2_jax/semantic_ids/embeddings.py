@@ -83,8 +83,15 @@ def embed(
     raise interactions.DataError(
         f'{path}: {bad} of {len(matrix)} rows hold NaN or infinity, the first '
         f'is row {int(np.argmin(np.isfinite(matrix).all(axis=1)))}.')
+  largest = np.abs(matrix).max(axis=1, keepdims=True)
+  if 2 * (zero := int((largest == 0).sum())) > len(matrix):
+    raise interactions.DataError(
+        f'{path}: {zero} of {len(matrix)} rows are all zero: expected '
+        'embeddings of most items at least.')
+  # Squares of very large or small numbers would leave float64.
+  matrix = matrix / np.where(largest > 0, largest, 1)
   norm = np.linalg.norm(matrix, axis=1, keepdims=True)
-  return (matrix / np.maximum(norm, 1e-12)).astype(np.float32)
+  return (matrix / np.maximum(norm, 1)).astype(np.float32)
 
 
 def _read_npy(path: pathlib.Path) -> np.ndarray:

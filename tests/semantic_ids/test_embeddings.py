@@ -31,6 +31,14 @@ def test_a_matrix_is_scaled_to_unit_rows(tmp_path):
       found[0] * np.linalg.norm(matrix[0]), matrix[0], rtol=.01, atol=.01)
 
 
+@pytest.mark.parametrize('scale', [1e200, 1e-20, 1e-200, 1e300])
+def test_a_matrix_of_any_scale_is_the_same(tmp_path, scale):
+  matrix = np.random.default_rng(0).normal(size=(len(ITEMS), 3))
+  np.testing.assert_allclose(
+      embed_npy(tmp_path / 'a.npy', scale * matrix),
+      embed_npy(tmp_path / 'b.npy', matrix), atol=1e-6)
+
+
 @pytest.mark.parametrize('matrix, message', [
     (np.ones((len(ITEMS) - 1, 3)), r'shape \(19, 3\): expected \[20, E\]'),
     (np.ones(len(ITEMS)), r'shape \(20,\): expected'),
@@ -38,6 +46,8 @@ def test_a_matrix_is_scaled_to_unit_rows(tmp_path):
     (np.where(np.arange(20)[:, None] == 7, np.nan, np.ones((20, 2))),
      '1 of 20 rows hold NaN or infinity, the first is row 7'),
     (np.ones((len(ITEMS), 3), np.int64), 'floating-point'),
+    (np.zeros((len(ITEMS), 3)), '20 of 20 rows are all zero'),
+    (np.eye(20, 3) * 1e9, '17 of 20 rows are all zero'),
 ])
 def test_bad_matrices(tmp_path, matrix, message):
   with pytest.raises(interactions.DataError, match=message):
