@@ -91,6 +91,73 @@ def test_an_encoder_needs_its_files_and_packages(tmp_path, monkeypatch):
     encode(tmp_path)
 
 
+def write_modules(path, *modules):
+  (path / 'config.json').write_text('{}')
+  (path / 'modules.json').write_text(json.dumps([
+      {'idx': i, 'path': folder, 'type': f'sentence_transformers.models.{kind}'}
+      for i, (kind, folder) in enumerate(modules)]))
+
+
+@pytest.mark.parametrize('modules', [
+    [('Transformer', ''), ('Pooling', '1_Pooling'), ('Dense', '2_Dense')],
+    [('Transformer', '0_Transformer'), ('Pooling', '1_Pooling')],
+    [('Transformer', ''), ('Pooling', '1_P'), ('Pooling', '2_P')],
+    [('WordEmbeddings', '')]])
+def test_modules_that_would_be_left_out(tmp_path, modules):
+  write_modules(tmp_path, *modules)
+  with pytest.raises(interactions.DataError, match='modules.json: modules .*'
+                     'expected a Transformer'):
+    encode(tmp_path)
+
+
+@pytest.mark.parametrize('text', ['', '{}', '[]', '[{"path": ""}]', '3'])
+def test_malformed_modules(tmp_path, text):
+  write_modules(tmp_path)
+  (tmp_path / 'modules.json').write_text(text)
+  with pytest.raises(interactions.DataError, match='modules.json'):
+    encode(tmp_path)
+
+
+def test_a_dense_layer_without_a_list_of_modules(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / '2_Dense').mkdir()
+  with pytest.raises(interactions.DataError, match="modules .'Dense'.: "):
+    encode(tmp_path)
+
+
+@pytest.mark.parametrize('fields, expected', [
+    ({'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': False},
+     'mean'),
+    ({'pooling_mode': 'mean'}, 'mean'), ({'pooling_mode': 'cls'}, 'cls'),
+    ({'pooling_mode': 'weightedmean'}, None), ({}, None),
+    ({'pooling_mode': ['mean', 'max']}, None),
+    ({'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': True}, None)])
+def test_pooling(tmp_path, monkeypatch, fields, expected):
+  write_modules(tmp_path, ('Transformer', ''), ('Pooling', 'pool'),
+                ('Normalize', '2_Normalize'))
+  (tmp_path / 'pool').mkdir()
+  (tmp_path / 'pool' / 'config.json').write_text(json.dumps(fields))
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  # pylint: disable=protected-access
+  if expected:
+    assert embeddings._pooling(tmp_path) == expected
+    with pytest.raises(ValueError, match='needs the packages'):
+      encode(tmp_path)  # this far it is an encoder
+  else:
+    with pytest.raises(interactions.DataError, match='pools by'):
+      encode(tmp_path)
+
+
+def test_weights_that_would_be_random(tmp_path):
+  # pylint: disable=protected-access
+  embeddings._check_loaded(tmp_path, {
+      'missing_keys': {'pooler.dense.weight'}, 'unexpected_keys': {'cls.bias'},
+      'mismatched_keys': set()})
+  for name in ('missing_keys', 'mismatched_keys'):
+    with pytest.raises(interactions.DataError, match='1 weights .*layer.0.q'):
+      embeddings._check_loaded(tmp_path, {name: ['layer.0.q', 'pooler.b']})
+
+
 @pytest.mark.parametrize('pooling', ['mean_tokens', 'cls_token'])
 def test_an_encoder_of_random_weights(tmp_path, pooling):
   """Against one text at a time, which knows neither padding nor order."""
