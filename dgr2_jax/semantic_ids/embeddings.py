@@ -219,8 +219,8 @@ def _check_loaded(path: pathlib.Path, info: Mapping[str, Any]) -> None:
   if wrong:
     raise interactions.DataError(
         f'{path}: {len(wrong)} weights are missing or of another shape, '
-        f'{wrong[0]} among them: expected those of the encoder that config.json '
-        'describes.')
+        f'{wrong[0]} among them: expected those of the encoder that '
+        'config.json describes.')
 
 
 def _text(item: interactions.Item) -> str:

@@ -1,4 +1,4 @@
-"""A killed `prepare` trains no retriever twice, and none is taken for another."""
+"""A killed `prepare` trains no model twice, and takes none for another."""
 
 import dataclasses
 
