@@ -3,7 +3,7 @@
     python -m dgr2_jax.main --config=configs/beauty_qwen3_0_6b.py \\
         --config.data.path=DIR_WITH_BEAUTY --config.model.huggingface=QWEN3 \\
         --config.tokenizer.path=QWEN3 --config.prompt.traces.path=TRACES \\
-        --workdir=/tmp/beauty_0_6b
+        --config.mid_train.text=TEXT --workdir=/tmp/beauty_0_6b
 """
 
 import pathlib
@@ -19,8 +19,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c = runpy.run_path(str(_BASE))['get_config'](variant)
   c.mesh.fsdp = 1
   # A smaller model bears larger steps. Batches are taken in eight parts.
-  for stage in (c.ar_sft, c.cft):
-    stage.update(learning_rate=2e-5, accumulate=8)
+  for stage in (c.mid_train, c.ar_sft, c.cft):
+    stage.update(learning_rate=2 * stage.learning_rate, accumulate=8)
   for stage in (c.ar_rl, c.opd, c.rl):
     stage.update(learning_rate=2 * stage.learning_rate, accumulate=8)
   return c

@@ -3,10 +3,13 @@
     python -m dgr2_jax.main --config=configs/beauty_qwen3_8b.py \\
         --config.data.path=DIR_WITH_BEAUTY --config.model.huggingface=QWEN3 \\
         --config.tokenizer.path=QWEN3 --config.prompt.traces.path=TRACES \\
-        --config.mesh.fsdp=8 --multihost=auto --workdir=/mnt/shared/beauty_8b
+        --config.mid_train.text=TEXT --config.mesh.fsdp=8 --multihost=auto \\
+        --workdir=/mnt/shared/beauty_8b
 
 QWEN3 is the checkpoint's directory (docs/design.md, "Hugging Face checkpoints"),
-TRACES are reasoning traces that a model wrote (docs/traces.md).
+TRACES are reasoning traces that a model wrote (docs/traces.md), TEXT is a file
+of general text. Candidates are those of the co-occurrence retriever; GR2's come
+from the mid-trained model (docs/method.md).
 
 Values marked "paper" are those of Diffusion-GR2 (arXiv 2607.01170) or GR2 (arXiv
 2602.07774), the others are ours: the papers leave them open. `:published` also
@@ -48,6 +51,18 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.mesh = dict(data=-1, fsdp=8, tensor=1)
   c.profile_steps = ()  # (5, 7): a profile of these steps, for XProf
 
+  c.recipe = ('mid_train', *c.recipe)  # paper: GR2
+  c.mid_train = dict(
+      {name: c.ar_sft[name] for name in (
+          'schedule', 'weight_decay', 'grad_clip', 'b1', 'b2', 'log_every',
+          'keep')},
+      max_length=512, held_out=0.02,
+      weights=dict(persona=0.243, sequential=0.657, caption=0.049,
+                   text=0.05),  # paper: GR2
+      text='TEXT', best_metric='logprob', eval_requests=256, head_chunk=32,
+      # About ten times all purchases.
+      batch_size=128, steps=300, eval_every=100, checkpoint_every=50,
+      learning_rate=2e-5, warmup_steps=20)
   supervised = dict(batch_size=128, eval_requests=256, head_chunk=32,
                     reasoning_weight=0.5, answer_weight=1.0)  # paper: l_r < l_o
   # 3 epochs (paper) of the 20,254 requests with a hit.

@@ -13,6 +13,36 @@ import ml_collections
 
 from dgr2_jax.training import sweeps
 
+# Retrievers that are trained within `prepare`: the section of the chosen one.
+_TRAINED = dict(
+    sasrec=dict(
+        epochs=60,  # at most
+        patience=3,  # epochs without a better validation
+        folds=4,  # models for training lists, each without its users
+        validation_users=4000,  # 0 is all
+        batch_rows=8,
+        learning_rate=2e-3,
+        width=64,
+        layers=2,
+        heads=2,
+        dropout=0.5,
+        history=50),  # the latest purchases
+    generative=dict(
+        epochs=15,
+        patience=3,
+        folds=4,
+        validation_users=2000,
+        batch_rows=32,
+        learning_rate=3e-3,
+        weight_decay=0.1,
+        width=96,
+        layers=3,
+        heads=4,
+        mlp=256,
+        history=20,
+        item_dropout=0.2,  # share of a history's items left out, every epoch
+        beams=20))  # prefixes that the search keeps
+
 
 def get_config(retriever: str = 'cooccurrence') -> ml_collections.ConfigDict:
   """The experiment, with the lists of `retriever`."""
@@ -33,8 +63,8 @@ def get_config(retriever: str = 'cooccurrence') -> ml_collections.ConfigDict:
       num_candidates=10,
       max_train_requests=0,  # 0 is all
       retriever=dict(
-          # cooccurrence | sasrec | generative | file: candidates.jsonl. What
-          # differs from a trained one's defaults: a section sasrec=dict(...).
+          # cooccurrence | sasrec | generative | file: candidates.jsonl. A
+          # trained one has a section of its name, see _TRAINED.
           kind=retriever,
           path='',
           window=20,
@@ -44,9 +74,25 @@ def get_config(retriever: str = 'cooccurrence') -> ml_collections.ConfigDict:
           source_power=0.2,
           target_power=0.05,
           backoff=1e-4))
+  if retriever in _TRAINED:
+    c.data.retriever[retriever] = _TRAINED[retriever]
   c.semantic_ids = dict(
       levels=4, codes=256, svd_dim=128, seed=c.get_ref('seed'),
-      rqvae=dict())  # its defaults; without the section: residual k-means
+      rqvae=dict(  # without the section: residual k-means
+          embeddings=dict(
+              kind='tfidf',  # npy: a matrix; huggingface: a sentence encoder
+              path=''),  # of the matrix, or the encoder's directory
+          hidden=(256,),  # widths of the encoder; the decoder mirrors them
+          latent=4,
+          init='kmeans',  # random
+          codebook='ema',  # gradient
+          reset_after=50,  # batches without use, of a code; 0 is never
+          commitment_weight=0.25,
+          diversity_weight=0.1,
+          last_level='collision_aware',  # nearest | random: ids may be shared
+          batch_size=512,
+          steps=600,
+          learning_rate=3e-3))
   c.boosted = dict(
       seed=c.get_ref('seed'),
       folds=5,  # for the orders of training requests

@@ -1,5 +1,7 @@
 """What is published is what the scripts make of the measurements."""
 
+import copy
+import dataclasses
 import json
 import pathlib
 import re
@@ -8,6 +10,9 @@ import runpy
 import pytest
 
 from dgr2_jax.evaluation import judging
+from dgr2_jax.retrieval import retrievers
+from dgr2_jax.semantic_ids import embeddings
+from dgr2_jax.semantic_ids import rqvae
 from dgr2_jax.training import sweeps
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -31,8 +36,48 @@ def test_published_figures_are_of_the_present_configuration(path):
   if published['data']['path']:
     present['data']['path'] = 'DIR'
   PUBLISH['blank'](present)
+  published, present = map(written_out, (published, present))
   for section in present.keys() | published.keys():
     assert published.get(section) == present.get(section), section
+
+
+def written_out(config):
+  """The same experiment, with the defaults of fields that may be left out."""
+  def defaults(cls):
+    return {field.name: field.default for field in dataclasses.fields(cls)
+            if field.default is not dataclasses.MISSING}
+
+  config = copy.deepcopy(config)
+  ids, retriever = config['semantic_ids'], config['data']['retriever']
+  if 'rqvae' in ids:  # without it: residual k-means
+    ids['rqvae'] = {**defaults(rqvae.RqVaeConfig), **ids['rqvae']}
+    ids['rqvae']['embeddings'] = {
+        **defaults(embeddings.EmbeddingConfig),
+        **ids['rqvae'].get('embeddings', {})}
+  if chosen := retrievers.LEARNED.get(retriever['kind']):
+    retriever[retriever['kind']] = {
+        **defaults(chosen), 'seed': config['data']['seed'],
+        **retriever.get(retriever['kind'], {})}
+  return json.loads(json.dumps(config))
+
+
+@pytest.mark.parametrize('kind', [*retrievers.LEARNED, 'cooccurrence'])
+def test_a_config_means_what_it_leaves_out(kind):
+  present = runpy.run_path(str(ROOT / 'configs/beauty_small.py'))[
+      'get_config'](kind).to_dict()
+  bare = copy.deepcopy(present)
+  bare['semantic_ids']['rqvae'] = {}
+  bare['data']['retriever'].pop(kind, None)
+  assert bare != present and written_out(bare) == written_out(present)
+  for section, field, value in (
+      ('rqvae', 'steps', 7), ('rqvae', 'embeddings', {'kind': 'npy'}),
+      ('retriever', kind, {'epochs': 7})):
+    other = copy.deepcopy(bare)
+    {'rqvae': other['semantic_ids']['rqvae'],
+     'retriever': other['data']['retriever']}[section][field] = value
+    assert written_out(other) != written_out(present)
+  del bare['semantic_ids']['rqvae']  # residual k-means
+  assert written_out(bare) != written_out(present)
 
 
 @pytest.mark.parametrize(

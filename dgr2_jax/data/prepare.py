@@ -17,7 +17,8 @@
     DIR/data/summary.json          facts for the report, and sizes and checksums
                                    of the files above
 
-They are made in DIR/data.partial, which is renamed when it is complete.
+They are made in DIR/data.partial, which is renamed when it is complete. Until
+then DIR/data.lists has the lists of the trained retrievers that are done.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def prepare(config: ml_collections.ConfigDict,
             directory: pathlib.Path) -> None:
   """Builds everything in `directory`, or leaves nothing.
 
+  Nothing but lists of trained retrievers, if there are any: they take longest,
+  and the next start goes on behind them (`retrieval/finished.py`).
+
   Raises:
     interactions.DataError: bad data, or a damaged `directory`.
     ValueError: a bad field of the config.
@@ -69,18 +73,20 @@ def prepare(config: ml_collections.ConfigDict,
   if directory.exists():
     _read_summary(directory)
     return
-  partial = directory.with_name(directory.name + '.partial')
+  partial, kept = (directory.with_name(f'{directory.name}.{name}')
+                   for name in ('partial', 'lists'))
   shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
   partial.mkdir(parents=True)
   try:
-    _build(config, partial)
+    _build(config, partial, kept)
     os.rename(partial, directory)
+    shutil.rmtree(kept, ignore_errors=True)
   finally:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _build(config: ml_collections.ConfigDict,
-           directory: pathlib.Path) -> None:
+def _build(config: ml_collections.ConfigDict, directory: pathlib.Path,
+           kept: pathlib.Path) -> None:
   # What can be wrong in the config should show before minutes of work.
   prompt_config = prompts.PromptConfig.from_config(config.prompt)
   traces_config = prompt_config.traces
@@ -105,7 +111,7 @@ def _build(config: ml_collections.ConfigDict,
   if mid_train:
     mid_training.write(directory / _MID_TRAIN, mid_training.build(
         mid_train, dataset, template, documents, config.data.seed))
-  sets = requests_lib.build_requests(dataset, config.data, semantic_ids)
+  sets = requests_lib.build_requests(dataset, config.data, semantic_ids, kept)
   requests_lib.save(sets, directory / 'requests.npz')
   _write_examples(directory / 'requests.jsonl', dataset,
                   sets.test[:_EXAMPLES])

@@ -28,6 +28,7 @@ from dgr2_jax.data import facts
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.data import interactions
 from dgr2_jax.retrieval import cooccurrence
+from dgr2_jax.retrieval import finished as finished_lib
 from dgr2_jax.retrieval import lists as lists_lib
 from dgr2_jax.retrieval import retrievers
 
@@ -144,29 +145,38 @@ def _from_file(dataset: interactions.Dataset,
 
 
 def _learned(h: histories_lib.Histories, config: config_dict.ConfigDict,
-             semantic_ids: np.ndarray | None) -> dict[str, _Given]:
+             semantic_ids: np.ndarray | None,
+             keep: pathlib.Path | None) -> dict[str, _Given]:
   """The lists of a retriever that is trained here, by split."""
   retriever = retrievers.make(config, h.num_items, semantic_ids)
   cooccurrence.check_enough_items(
       h.length.max() - 1, config.num_candidates, h.num_items)
-  params, epochs = lists_lib.fit(retriever, h)
-  given = {}
-  for split in SPLITS:
-    users, positions = _queries(h, split)
-    if split == 'train':
-      chosen = lists_lib.cross_fitted(
-          retriever, h, users, positions, config.num_candidates, epochs)
-    else:
-      chosen, _ = lists_lib.top(
-          retriever, params, h, users, positions, config.num_candidates)
-    given[split] = users, positions, chosen
-  return given
+  finished = finished_lib.Finished(
+      keep, {'kind': config.retriever.kind, 'count': config.num_candidates,
+             'items': h.num_items, **dataclasses.asdict(retriever.config)},
+      {'items': h.items, 'length': h.length,
+       'semantic_ids': np.array([] if semantic_ids is None else semantic_ids)})
+
+  def of_all_users():
+    params, epochs = lists_lib.fit(retriever, h)
+    listed = {split: lists_lib.top(
+        retriever, params, h, *_queries(h, split), config.num_candidates)[0]
+              for split in candidates_lib.FROM_END}
+    return {'epochs': np.array(epochs), **listed}
+
+  listed = finished.get('all_users', of_all_users)
+  train = _queries(h, 'train')
+  listed['train'] = lists_lib.cross_fitted(
+      retriever, h, *train, config.num_candidates, int(listed['epochs']),
+      finished)
+  return {split: (*_queries(h, split), listed[split]) for split in SPLITS}
 
 
 def build_requests(
     dataset: interactions.Dataset,
     config: config_dict.ConfigDict,
     semantic_ids: np.ndarray | None = None,
+    keep: pathlib.Path | None = None,
 ) -> RequestSets:
   """Retrieves candidates and measures facts for all splits.
 
@@ -175,6 +185,8 @@ def build_requests(
     config: the section `data`: `retriever`, `num_candidates`, `keep_misses`,
       `max_train_requests`, `seed`, and `path` for a retriever of kind 'file'.
     semantic_ids: int [I, L], for a retriever of kind 'generative'.
+    keep: directory for what a retriever that is trained here has done, should
+      this be killed; see `finished`.
 
   Returns:
     The requests. `keep_misses` applies to validation and test; a training
@@ -197,7 +209,7 @@ def build_requests(
   if config.retriever.kind == 'file':
     given = _from_file(dataset, config)
   elif config.retriever.kind in retrievers.LEARNED:
-    given = _learned(h, config, semantic_ids)
+    given = _learned(h, config, semantic_ids, keep)
   retriever = cooccurrence.fit(dataset, h, config.retriever)
   statistics = facts.fit(dataset, h)
 

@@ -14,6 +14,7 @@ many as were best for the model of all users.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import functools
 from typing import Any
 
 from absl import logging
@@ -21,6 +22,7 @@ import numpy as np
 
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.evaluation import metrics
+from dgr2_jax.retrieval import finished as finished_lib
 from dgr2_jax.retrieval import training
 
 # Queries answered at once.
@@ -104,6 +106,7 @@ def fit(retriever: training.Retriever,
 def cross_fitted(
     retriever: training.Retriever, histories: histories_lib.Histories,
     users: np.ndarray, positions: np.ndarray, count: int, epochs: int,
+    finished: finished_lib.Finished = finished_lib.Finished(),
 ) -> np.ndarray:
   """Lists by models that were trained without their users.
 
@@ -114,6 +117,7 @@ def cross_fitted(
     positions: int [n] of the targets.
     count: k, items listed.
     epochs: of every model's training.
+    finished: keeps the lists of folds that are done.
 
   Returns:
     int32 [n, k] item indices, best first.
@@ -127,16 +131,21 @@ def cross_fitted(
                      f'most the {total} users')
   fold = np.random.default_rng(
       retriever.config.seed).permutation(total) % folds
-  listed = np.zeros((len(users), count), np.int32)
-  for k in range(folds):
+
+  def lists_of(k):
     logging.info('Retriever of fold %d/%d, for training lists.', k + 1, folds)
     params, _ = training.train(
         retriever,
         training_sequences(histories, np.flatnonzero(fold != k)),
         epochs=epochs)
     held = np.flatnonzero(fold[users] == k)
-    listed[held], _ = top(
-        retriever, params, histories, users[held], positions[held], count)
+    return {'held': held, 'listed': top(
+        retriever, params, histories, users[held], positions[held], count)[0]}
+
+  listed = np.zeros((len(users), count), np.int32)
+  for k in range(folds):
+    part = finished.get(f'fold{k}', functools.partial(lists_of, k))
+    listed[part['held']] = part['listed']
   return listed
 
 

@@ -4,7 +4,8 @@
            validation users -> lists -> NDCG@10;  the best epoch's weights stay
 
 A loop of its own, as `semantic_ids.fitting`: it runs within `prepare`, which
-builds its files whole or not at all, so that checkpoints would not be kept.
+builds its files whole or not at all. What is kept when that is killed are the
+lists of models that are done (`finished`), not checkpoints.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     semantic_ids.npy        int32 [I, levels], in the catalogue's order
     semantic_ids.json       version, kind, settings, hash of the embeddings,
-                            quality
+                            quality, some items with their nearest by id
     semantic_ids_model.npz  centroids or RQ-VAE, for items that come later
 
 `config.semantic_ids` without the section `rqvae` is residual k-means. The
 version is a hash of all that decides the ids: kind, settings and embeddings.
+Who gives ids to further items checks that its settings are those.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from dgr2_jax.semantic_ids import rqvae
 from dgr2_jax.training import workdir
 
 _MODEL = 'semantic_ids_model.npz'
+_DESCRIPTION = 'semantic_ids.json'
+_EXAMPLES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ class SemanticIds:
     """Writes the files."""
     with open(directory / 'semantic_ids.npy', 'wb') as f:
       np.save(f, self.ids)
-    workdir.write_text(directory / 'semantic_ids.json',
+    workdir.write_text(directory / _DESCRIPTION,
                        json.dumps(self.description, indent=1) + '\n')
     with open(directory / _MODEL, 'wb') as f:
       np.savez(f, **self.model)
@@ -94,15 +97,13 @@ def build(items: Sequence[interactions.Item],
     DataError: no embeddings can be had; see `embeddings.embed`.
     ValueError: a field of the config is wrong, or does not fit the catalogue.
   """
-  settings = section.to_dict()
-  if 'rqvae' not in section:
-    kind = 'residual_kmeans'
+  kind, settings = _made_by(section)
+  if kind == 'residual_kmeans':
     embeddings = residual_kmeans.text_embeddings(items, section)
     ids, centroids = residual_kmeans.fit_semantic_ids(embeddings, section)
     model = {str(level): table for level, table in enumerate(centroids)}
     report = quality.report(ids, section.codes, items)
   else:
-    kind = 'rqvae'
     config = rqvae.RqVaeConfig.from_config(section)
     fitting.check_sizes(len(items), config)  # before embedding takes minutes
     source = _embedding_config(section)
@@ -112,9 +113,6 @@ def build(items: Sequence[interactions.Item],
     model = traverse_util.flatten_dict(fitted.params, sep='/')
     report = {**quality.report(ids, config.codes, items, fitted.nearest),
               'reconstruction': fitted.reconstruction}
-    # With the defaults, which may change; a path says nothing of its content.
-    settings['rqvae'] = {
-        **dataclasses.asdict(config), 'embeddings': source.kind}
     logging.info(
         'RQ-VAE ids: %.2f%% unique before the last level, %.2f%% after.',
         100 * report['uniqueness_before'][-1], 100 * report['uniqueness'])
@@ -122,10 +120,51 @@ def build(items: Sequence[interactions.Item],
       'kind': kind,
       'settings': settings,
       'embeddings_sha256': hashlib.sha256(embeddings.tobytes()).hexdigest()}
-  version = hashlib.sha256(
-      json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
   return SemanticIds(
-      ids, {'version': version, **made_from, 'quality': report}, model)
+      ids, {'version': _version(**made_from), **made_from, 'quality': report,
+            'examples': quality.examples(ids, items, _EXAMPLES)}, model)
+
+
+def _made_by(section: ml_collections.ConfigDict) -> tuple[str, dict[str, Any]]:
+  """The kind of the ids and all settings that decide them."""
+  settings = section.to_dict()
+  if 'rqvae' not in section:
+    return 'residual_kmeans', settings
+  # With the defaults, which may change; a path says nothing of its content.
+  settings['rqvae'] = {
+      **dataclasses.asdict(rqvae.RqVaeConfig.from_config(section)),
+      'embeddings': _embedding_config(section).kind}
+  return 'rqvae', settings
+
+
+def _version(kind: str, settings: dict[str, Any],
+             embeddings_sha256: str) -> str:
+  made_from = {'kind': kind, 'settings': settings,
+               'embeddings_sha256': embeddings_sha256}
+  return hashlib.sha256(
+      json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_version(path: pathlib.Path,
+                   section: ml_collections.ConfigDict) -> None:
+  """Checks that a section's settings are those that stored ids were made with.
+
+  Raises:
+    ValueError: they are not, or the description is damaged.
+  """
+  try:
+    stored = json.loads(path.read_text(encoding='utf-8'))
+    kind, settings = _made_by(section)
+    if stored['version'] == _version(
+        kind, settings, stored['embeddings_sha256']):
+      return
+    lines = workdir.differences(
+        {'kind': stored['kind'], 'semantic_ids': stored['settings']},
+        {'kind': kind, 'semantic_ids': json.loads(json.dumps(settings))})
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise ValueError(f'{path}: cannot be read ({e!r})') from e
+  raise ValueError(f'{path}: the ids are of other settings: '
+                   + ('; '.join(lines) or 'its version is not of its content'))
 
 
 class Encoder:
@@ -142,8 +181,8 @@ class Encoder:
       directory: where `SemanticIds.save` left its files.
 
     Raises:
-      ValueError: new items have no embedding, or ids were made by an earlier
-        version, which kept no model.
+      ValueError: new items have no embedding; ids were made by an earlier
+        version, which kept no model, or with other settings or defaults.
     """
     self._ids, self._section, self._text = ids, section, None
     self._source = (_embedding_config(section) if 'rqvae' in section
@@ -155,6 +194,7 @@ class Encoder:
     if not path.exists():
       raise ValueError(f'{path} is missing: prepared by an earlier version of '
                        'dgr2_jax')
+    _check_version(directory / _DESCRIPTION, section)
     with np.load(path) as f:
       self._model = dict(f)
     if self._source.kind == 'tfidf':

@@ -9,7 +9,7 @@ Rows are scaled to length one, whatever their source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import pathlib
@@ -83,8 +83,15 @@ def embed(
     raise interactions.DataError(
         f'{path}: {bad} of {len(matrix)} rows hold NaN or infinity, the first '
         f'is row {int(np.argmin(np.isfinite(matrix).all(axis=1)))}.')
+  largest = np.abs(matrix).max(axis=1, keepdims=True)
+  if 2 * (zero := int((largest == 0).sum())) > len(matrix):
+    raise interactions.DataError(
+        f'{path}: {zero} of {len(matrix)} rows are all zero: expected '
+        'embeddings of most items at least.')
+  # Squares of very large or small numbers would leave float64.
+  matrix = matrix / np.where(largest > 0, largest, 1)
   norm = np.linalg.norm(matrix, axis=1, keepdims=True)
-  return (matrix / np.maximum(norm, 1e-12)).astype(np.float32)
+  return (matrix / np.maximum(norm, 1)).astype(np.float32)
 
 
 def _read_npy(path: pathlib.Path) -> np.ndarray:
@@ -119,12 +126,15 @@ def _encode(
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         path, local_files_only=True)
-    model = transformers.AutoModel.from_pretrained(
-        path, local_files_only=True, dtype=torch.float32).eval()
+    model, info = transformers.AutoModel.from_pretrained(
+        path, local_files_only=True, dtype=torch.float32,
+        output_loading_info=True)
   except (OSError, ValueError, KeyError) as e:
     raise interactions.DataError(
         f'{path}: not a sentence encoder that transformers can load: {e}'
     ) from e
+  _check_loaded(path, info)
+  model.eval()
   texts = [_text(item) for item in items]
   rows: list[Any] = [None] * len(items)
   for batch in _by_length(texts):
@@ -145,22 +155,72 @@ def _encode(
 
 
 def _pooling(path: pathlib.Path) -> str:
-  """How hidden states become one vector: 'mean', or what the encoder says."""
-  file = path / '1_Pooling' / 'config.json'
-  if not file.is_file():
-    return 'mean'
+  """How hidden states become one vector: 'mean', or what the encoder says.
+
+  Raises:
+    DataError: the encoder says something else, or has further layers.
+  """
+  file = path / 'modules.json'
+  if file.is_file():
+    try:
+      modules = [(entry['type'].rpartition('.')[-1], entry.get('path', ''))
+                 for entry in json.loads(file.read_text(encoding='utf-8'))]
+    except (ValueError, AttributeError, KeyError, TypeError) as e:
+      raise interactions.DataError(f'{file}: malformed: {e!r}') from e
+  else:
+    modules = [('Transformer', '')] + [
+        (found.name.partition('_')[2], found.name)
+        for found in sorted(path.glob('[0-9]_*')) if found.is_dir()]
+    file = path
+  # Rows are scaled to length one, whether or not the last one says so.
+  kinds = [kind for kind, _ in modules]
+  unknown = [kind for kind in kinds
+             if kind not in ('Transformer', 'Pooling', 'Normalize')]
+  if (unknown or modules[:1] != [('Transformer', '')]
+      or kinds.count('Pooling') > 1):
+    raise interactions.DataError(
+        f'{file}: modules {unknown or modules}: expected a Transformer in the '
+        'directory itself, then at most one Pooling, and Normalize.')
+  return next((_pooling_mode(path / folder / 'config.json')
+               for kind, folder in modules if kind == 'Pooling'), 'mean')
+
+
+def _pooling_mode(file: pathlib.Path) -> str:
+  prefix = 'pooling_mode'
   try:
     fields = json.loads(file.read_text(encoding='utf-8'))
     modes = {name for name, value in fields.items()
-             if name.startswith('pooling_mode_') and value}
-  except (ValueError, AttributeError) as e:
+             if name.startswith(f'{prefix}_') and value}
+    if prefix in fields:  # the shorter form of later versions
+      modes.add(f'{prefix}_{fields[prefix]}')
+  except (OSError, ValueError, AttributeError) as e:
     raise interactions.DataError(f'{file}: malformed: {e}') from e
-  for name, mode in (('mean_tokens', 'mean'), ('cls_token', 'cls')):
-    if modes == {f'pooling_mode_{name}'}:
+  for mode, names in (('mean', ('mean_tokens', 'mean')),
+                      ('cls', ('cls_token', 'cls'))):
+    if len(modes) == 1 and modes <= {f'{prefix}_{name}' for name in names}:
       return mode
   raise interactions.DataError(
       f'{file}: pools by {sorted(modes)}: expected the mean or the first '
       'token.')
+
+
+def _check_loaded(path: pathlib.Path, info: Mapping[str, Any]) -> None:
+  """Checks what `transformers` says of the weights that it loaded.
+
+  It draws weights that a file lacks at random, with no more than a warning. The
+  pooler behind the hidden states is not used here.
+
+  Raises:
+    DataError: weights are missing or of another shape.
+  """
+  wrong = {str(key) for name in ('missing_keys', 'mismatched_keys')
+           for key in info.get(name, ())}
+  wrong = sorted(key for key in wrong if not key.startswith('pooler.'))
+  if wrong:
+    raise interactions.DataError(
+        f'{path}: {len(wrong)} weights are missing or of another shape, '
+        f'{wrong[0]} among them: expected those of the encoder that '
+        'config.json describes.')
 
 
 def _text(item: interactions.Item) -> str:

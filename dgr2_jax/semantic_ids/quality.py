@@ -96,6 +96,31 @@ def nearest(ids: np.ndarray, item: int, count: int) -> list[tuple[int, int]]:
   return [(int(i), int(shared[i])) for i in order if shared[i]]
 
 
+def examples(ids: np.ndarray, items: Sequence[interactions.Item], count: int,
+             seed: int = 0) -> list[dict[str, Any]]:
+  """Items drawn at random, each with the three that are nearest by its id.
+
+  Args:
+    ids: int [I, L].
+    items: the catalogue.
+    count: items drawn, at most I.
+    seed: of the draw.
+
+  Returns:
+    `id`, `item_id`, `title`, `categories` and `nearest`: the same of others,
+    with the length of the `shared` prefix, see `nearest`.
+  """
+  describe = lambda i: {
+      'id': ids[i].tolist(), 'item_id': items[i].item_id,
+      'title': items[i].title, 'categories': list(items[i].categories)}
+  drawn = np.random.default_rng(seed).choice(
+      len(ids), min(count, len(ids)), replace=False)
+  return [{**describe(item), 'nearest': [
+      {**describe(other), 'shared': shared}
+      for other, shared in nearest(ids, item, 3)]}
+          for item in drawn.tolist()]
+
+
 def report(ids: np.ndarray, codes: int, items: Sequence[interactions.Item],
            nearest_ids: np.ndarray | None = None) -> dict[str, Any]:
   """All figures of a catalogue's ids.

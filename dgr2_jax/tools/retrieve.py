@@ -4,8 +4,9 @@
 
 DIR holds a complete `mid_train` (`configs/quickstart.py:full`). Prints Recall
 and NDCG over the whole catalogue; a further run, or another model, re-ranks the
-lists with --config.data.retriever.kind=file (`data/candidates.py`). They are of
-validation and test: the model has seen the purchases behind training requests.
+lists with --config.data.retriever.kind=file (`data/candidates.py`). There are
+none for training requests, whose purchases the model has seen: training lists
+come from the retrievers `generative` or `sasrec`, which are cross-fitted.
 """
 
 from __future__ import annotations

@@ -114,19 +114,6 @@ def published(path: pathlib.Path,
       SECTION['codes'], items)
 
 
-def examples(items: list[interactions.Item], ids: np.ndarray, count: int,
-             seed: int = 0) -> list[dict[str, Any]]:
-  """Items drawn at random, and those that share the longest prefixes."""
-  describe = lambda i: {
-      'id': ids[i].tolist(), 'title': items[i].title,
-      'categories': list(items[i].categories)}
-  drawn = np.random.default_rng(seed).choice(len(ids), count, replace=False)
-  return [{**describe(item), 'nearest': [
-      {**describe(other), 'shared': shared}
-      for other, shared in quality.nearest(ids, item, 3)]}
-          for item in drawn.tolist()]
-
-
 def table(results: dict[str, Any]) -> str:
   """The text of the Markdown file."""
   percent = lambda x: '-' if x is None else f'{100 * x:.1f}'
@@ -199,7 +186,7 @@ def main() -> None:
       'distinct': len(np.unique(embeddings.round(6), axis=0)),
       'environment': environment.environment(
           'jax', 'flax', 'optax', 'numpy', 'scikit-learn'), 'rows': rows,
-      'examples': examples(items, ids[DEFAULT], 5)}
+      'examples': quality.examples(ids[DEFAULT], items, 5)}
   text = table(results)
   (HERE / f'{args.name}.json').write_text(json.dumps(results, indent=1) + '\n')
   (HERE / f'{args.name}.md').write_text(text)

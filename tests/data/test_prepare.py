@@ -81,6 +81,7 @@ def test_what_a_killed_prepare_left_is_made_anew(prepared, tmp_path):
   config, directory = prepared
   (tmp_path / 'data.partial').mkdir()
   (tmp_path / 'data.partial' / 'debris').write_text('')
+  (tmp_path / 'data.lists').mkdir()
   with pytest.raises(ValueError, match='--stage=prepare'):
     prepare.load(config, tmp_path / 'data')
   prepare.prepare(config, tmp_path / 'data')
@@ -88,6 +89,18 @@ def test_what_a_killed_prepare_left_is_made_anew(prepared, tmp_path):
   for path in sorted(directory.iterdir()):
     if path.suffix in ('.npz', '.npy', '.jsonl', '.array_record'):
       assert (tmp_path / 'data' / path.name).read_bytes() == path.read_bytes()
+
+
+def test_lists_of_a_trained_retriever_outlive_a_kill(
+    prepared, tmp_path, monkeypatch):
+  def killed(dataset, config, semantic_ids, keep):
+    keep.mkdir()
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(requests, 'build_requests', killed)
+  with pytest.raises(KeyboardInterrupt):
+    prepare.prepare(prepared[0], tmp_path / 'data')
+  assert {path.name for path in tmp_path.iterdir()} == {'data.lists'}
 
 
 def test_bad_data_leaves_nothing(tmp_path, prepared):

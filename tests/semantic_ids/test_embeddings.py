@@ -31,6 +31,14 @@ def test_a_matrix_is_scaled_to_unit_rows(tmp_path):
       found[0] * np.linalg.norm(matrix[0]), matrix[0], rtol=.01, atol=.01)
 
 
+@pytest.mark.parametrize('scale', [1e200, 1e-20, 1e-200, 1e300])
+def test_a_matrix_of_any_scale_is_the_same(tmp_path, scale):
+  matrix = np.random.default_rng(0).normal(size=(len(ITEMS), 3))
+  np.testing.assert_allclose(
+      embed_npy(tmp_path / 'a.npy', scale * matrix),
+      embed_npy(tmp_path / 'b.npy', matrix), atol=1e-6)
+
+
 @pytest.mark.parametrize('matrix, message', [
     (np.ones((len(ITEMS) - 1, 3)), r'shape \(19, 3\): expected \[20, E\]'),
     (np.ones(len(ITEMS)), r'shape \(20,\): expected'),
@@ -38,6 +46,8 @@ def test_a_matrix_is_scaled_to_unit_rows(tmp_path):
     (np.where(np.arange(20)[:, None] == 7, np.nan, np.ones((20, 2))),
      '1 of 20 rows hold NaN or infinity, the first is row 7'),
     (np.ones((len(ITEMS), 3), np.int64), 'floating-point'),
+    (np.zeros((len(ITEMS), 3)), '20 of 20 rows are all zero'),
+    (np.eye(20, 3) * 1e9, '17 of 20 rows are all zero'),
 ])
 def test_bad_matrices(tmp_path, matrix, message):
   with pytest.raises(interactions.DataError, match=message):
@@ -79,6 +89,73 @@ def test_an_encoder_needs_its_files_and_packages(tmp_path, monkeypatch):
       json.dumps({'pooling_mode_max_tokens': True}))
   with pytest.raises(interactions.DataError, match='pooling_mode_max_tokens'):
     encode(tmp_path)
+
+
+def write_modules(path, *modules):
+  (path / 'config.json').write_text('{}')
+  (path / 'modules.json').write_text(json.dumps([
+      {'idx': i, 'path': folder, 'type': f'sentence_transformers.models.{kind}'}
+      for i, (kind, folder) in enumerate(modules)]))
+
+
+@pytest.mark.parametrize('modules', [
+    [('Transformer', ''), ('Pooling', '1_Pooling'), ('Dense', '2_Dense')],
+    [('Transformer', '0_Transformer'), ('Pooling', '1_Pooling')],
+    [('Transformer', ''), ('Pooling', '1_P'), ('Pooling', '2_P')],
+    [('WordEmbeddings', '')]])
+def test_modules_that_would_be_left_out(tmp_path, modules):
+  write_modules(tmp_path, *modules)
+  with pytest.raises(interactions.DataError, match='modules.json: modules .*'
+                     'expected a Transformer'):
+    encode(tmp_path)
+
+
+@pytest.mark.parametrize('text', ['', '{}', '[]', '[{"path": ""}]', '3'])
+def test_malformed_modules(tmp_path, text):
+  write_modules(tmp_path)
+  (tmp_path / 'modules.json').write_text(text)
+  with pytest.raises(interactions.DataError, match='modules.json'):
+    encode(tmp_path)
+
+
+def test_a_dense_layer_without_a_list_of_modules(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / '2_Dense').mkdir()
+  with pytest.raises(interactions.DataError, match="modules .'Dense'.: "):
+    encode(tmp_path)
+
+
+@pytest.mark.parametrize('fields, expected', [
+    ({'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': False},
+     'mean'),
+    ({'pooling_mode': 'mean'}, 'mean'), ({'pooling_mode': 'cls'}, 'cls'),
+    ({'pooling_mode': 'weightedmean'}, None), ({}, None),
+    ({'pooling_mode': ['mean', 'max']}, None),
+    ({'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': True}, None)])
+def test_pooling(tmp_path, monkeypatch, fields, expected):
+  write_modules(tmp_path, ('Transformer', ''), ('Pooling', 'pool'),
+                ('Normalize', '2_Normalize'))
+  (tmp_path / 'pool').mkdir()
+  (tmp_path / 'pool' / 'config.json').write_text(json.dumps(fields))
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  # pylint: disable=protected-access
+  if expected:
+    assert embeddings._pooling(tmp_path) == expected
+    with pytest.raises(ValueError, match='needs the packages'):
+      encode(tmp_path)  # this far it is an encoder
+  else:
+    with pytest.raises(interactions.DataError, match='pools by'):
+      encode(tmp_path)
+
+
+def test_weights_that_would_be_random(tmp_path):
+  # pylint: disable=protected-access
+  embeddings._check_loaded(tmp_path, {
+      'missing_keys': {'pooler.dense.weight'}, 'unexpected_keys': {'cls.bias'},
+      'mismatched_keys': set()})
+  for name in ('missing_keys', 'mismatched_keys'):
+    with pytest.raises(interactions.DataError, match='1 weights .*layer.0.q'):
+      embeddings._check_loaded(tmp_path, {name: ['layer.0.q', 'pooler.b']})
 
 
 @pytest.mark.parametrize('pooling', ['mean_tokens', 'cls_token'])

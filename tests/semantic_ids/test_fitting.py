@@ -150,6 +150,13 @@ def test_ids_are_stored_with_what_made_them(tmp_path, monkeypatch):
   assert described['settings']['codes'] == 8
   assert described['settings']['rqvae']['decay'] == .99  # a default
   assert described['quality']['uniqueness'] == 1
+  assert len(described['examples']) == 5
+  for example in described['examples']:
+    item = [item.item_id for item in items].index(example['item_id'])
+    assert example['id'] == ids[item].tolist()
+    assert [(x['item_id'], x['shared']) for x in example['nearest']] == [
+        (items[i].item_id, shared)
+        for i, shared in quality.nearest(ids, item, 3)]
   monkeypatch.setattr(fitting, 'fit', counted)
   again = catalogue.build(items, section(steps=3)).description
   assert again['version'] == described['version']
@@ -192,6 +199,11 @@ def test_new_items_get_the_nearest_free_ids_of_the_kept_model(tmp_path, kind):
   # Were no id taken, the catalogue would get its own ids again.
   again = catalogue.Encoder(items, made.ids[:0], config, tmp_path)
   np.testing.assert_array_equal(again(items), made.ids)
+  # With other settings the model would mean something else.
+  other = config.copy_and_resolve_references()
+  other.svd_dim += 1
+  with pytest.raises(ValueError, match='semantic_ids.svd_dim: 6 there, 7 now'):
+    catalogue.Encoder(items, made.ids, other, tmp_path)
   # All are: twins get others, most of them beside their twins.
   twins = catalogue.Encoder(items, made.ids, config, tmp_path)(items)
   assert len(np.unique(np.concatenate([made.ids, twins]), axis=0)) == 40

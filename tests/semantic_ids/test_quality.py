@@ -36,6 +36,16 @@ def test_nearest_by_shared_prefix():
   assert quality.nearest(IDS, 4, 3) == [(3, 1)]
 
 
+def test_examples_are_all_items_at_most():
+  items = [interactions.Item(str(i), f'Item {i}', ('x',)) for i in range(6)]
+  found = quality.examples(IDS, items, 9)
+  assert sorted(example['item_id'] for example in found) == list('012345')
+  first, = (example for example in found if example['item_id'] == '0')
+  assert first['title'] == 'Item 0' and first['id'] == [0, 1]
+  assert [(other['item_id'], other['shared']) for other in first['nearest']
+          ] == [('1', 2), ('2', 1)]
+
+
 def test_report():
   items = [interactions.Item(str(i), '', ('Beauty', 'xyz'[i % 3]))
            for i in range(6)]

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,13 @@ from dgr2_jax.models import transformer
 from dgr2_jax.tools import huggingface as huggingface_tool
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import stages
 from dgr2_jax.training import validation
 from dgr2_jax.training import workdir as workdir_lib
 from tests.models import huggingface_files as files
 from tests.models import test_huggingface
 
+ROOT = pathlib.Path(__file__).parents[2]
 ROWS = 320  # more than the tokenizer's ids, as in Qwen3
 
 
@@ -58,8 +61,8 @@ def pretrained(tmp_path_factory):
   return directory
 
 
-def get_config(pretrained):
-  config = quickstart.get_config('smoke')
+def get_config(pretrained, variant='smoke'):
+  config = quickstart.get_config(variant)
   config.model = dict(huggingface=str(pretrained), remat='full')
   config.tokenizer.update(kind='huggingface', path=str(pretrained))
   return config
@@ -93,6 +96,35 @@ def test_recipe_starts_with_the_checkpoint(experiment, pretrained):
   np.testing.assert_allclose(got[..., :first], want[..., :first], atol=1e-6)
   # The checkpoint's spare rows were never trained: the new tokens start afresh.
   assert (params['embedding'][first] != before['embedding'][first]).all()
+
+
+def test_mid_training_starts_with_the_checkpoint(pretrained, tmp_path):
+  """The first stage of a recipe that has both; `ar_sft` goes on from it."""
+  config = get_config(pretrained, 'full,smoke,cooccurrence')
+  config.model.update(unroll_layers=False)  # as in beauty_qwen3_8b.py
+  config.data.embedded.update(num_users=120, num_items=60)
+  config.data.max_train_requests = 32
+  config.semantic_ids.rqvae.steps = 2
+  config.boosted.iterations = 2
+  config.mid_train.update(
+      steps=4, eval_every=2, eval_requests=8, batch_size=4, log_every=1,
+      max_length=64, text=str(ROOT / 'LICENSE'), learning_rate=1e-2)
+  validation.check(config)
+  for stage in ('prepare', 'mid_train'):
+    stages.run(config, tmp_path, stage)
+  experiment = experiment_lib.Experiment(config, tmp_path)
+  assert experiment.before('ar_sft') == 'mid_train'
+  before, after = experiment.initial_params(), experiment.restore('mid_train')
+  known = huggingface_weights.load(
+      pretrained, huggingface.read_config(pretrained),
+      test_huggingface.shardings(huggingface.read_config(pretrained)))
+  test_huggingface.assert_equal(before['layers'], known['layers'])
+  assert jax.tree.map(jnp.shape, before) == jax.tree.map(jnp.shape, after)
+  assert (before['embedding'] != after['embedding']).any()
+  losses = [line['train/loss'] for line in map(
+      json.loads, (tmp_path / 'metrics.jsonl').read_text().splitlines())
+            if 'train/loss' in line]
+  assert losses[-1] < losses[0]
 
 
 def test_config_errors(experiment, pretrained, tmp_path, monkeypatch):
