@@ -12,11 +12,11 @@ import html
 from typing import Any
 
 from dgr2_jax.evaluation import examples as examples_lib
-from dgr2_jax.evaluation import figures
+from dgr2_jax.evaluation import panels as panels_lib
 from dgr2_jax.evaluation import tables
 
 # Later steps share the last colour.
-_RAMP = figures.ramp(10)
+_RAMP = panels_lib.ramp(10)
 
 _CSS = '''
 *{box-sizing:border-box}
@@ -73,7 +73,7 @@ pre{overflow-x:auto;padding:.7rem .9rem;border:1px solid var(--grid);
 
 
 def render(content: Mapping[str, Any], headline: Sequence[str],
-           panels: Mapping[str, Sequence[figures.Panel]],
+           panels: Mapping[str, Sequence[panels_lib.Panel]],
            published: Sequence[tables.Table]) -> str:
   """The page as text.
 
@@ -84,7 +84,7 @@ def render(content: Mapping[str, Any], headline: Sequence[str],
     published: tables of published figures; empty for none.
   """
   sections = {
-      'Results': ''.join(map(table_html, (
+      'Results': panels_html(panels['Results']) + ''.join(map(table_html, (
           tables.accuracy(content), tables.differences(content),
           tables.stages(content), tables.validity(content),
           tables.reasoning(content), tables.unconditional(content)))),
@@ -135,9 +135,9 @@ def _anchor(name: str) -> str:
 def _colours() -> str:
   """CSS variables of both colour schemes, and the ramp of commit steps."""
   light = ''.join(f'{name}:{colour};'
-                  for colour, (name, _) in figures.VARIABLES.items())
+                  for colour, (name, _) in panels_lib.VARIABLES.items())
   dark = ''.join(f'{name}:{colour};'
-                 for name, colour in figures.VARIABLES.values())
+                 for name, colour in panels_lib.VARIABLES.values())
   steps = ''.join(
       f'.s{i}{{background:{colour};color:{ink}}}'
       for i, (colour, ink) in enumerate(_RAMP))
@@ -173,7 +173,7 @@ def _cell(cell: tables.Cell) -> str:
   return text + (f'<small>{_text(cell.small)}</small>' if cell.small else '')
 
 
-def panels_html(panels: Sequence[figures.Panel]) -> str:
+def panels_html(panels: Sequence[panels_lib.Panel]) -> str:
   if not panels:
     return ''
   return '<div class="panels">' + ''.join(

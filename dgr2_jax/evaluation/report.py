@@ -47,6 +47,7 @@ import numpy as np
 from dgr2_jax.evaluation import examples as examples_lib
 from dgr2_jax.evaluation import figures
 from dgr2_jax.evaluation import page
+from dgr2_jax.evaluation import panels as panels_lib
 from dgr2_jax.evaluation import paper
 from dgr2_jax.evaluation import rows as rows_lib
 from dgr2_jax.evaluation import tables
@@ -71,6 +72,7 @@ def write(workdir: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
   content = _checked(content)
   workdir = pathlib.Path(workdir)
   panels = {
+      'Results': figures.ladder(content),
       'Frontier': figures.frontier(content),
       'Steps': [*figures.spans(content), *figures.commits(content)],
       'Training curves': figures.curves(
@@ -191,7 +193,7 @@ def _plain(value: Any) -> Any:
   return str(value)
 
 
-def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
+def _markdown(content, lines, panels: Mapping[str, Sequence[panels_lib.Panel]],
               published: Sequence[tables.Table]) -> str:
   """report.md; figures are links to files beside it."""
   parts = [f'# {_escape(content["title"])}',
@@ -202,7 +204,7 @@ def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
     if blocks:
       parts.extend([f'## {name}', *blocks])
 
-  section('Results', *map(markdown_table, (
+  section('Results', _images(panels['Results']), *map(markdown_table, (
       tables.accuracy(content), tables.differences(content),
       tables.stages(content), tables.validity(content),
       tables.reasoning(content), tables.unconditional(content))))
@@ -260,7 +262,7 @@ def _markdown_example(index: int, example: Mapping[str, Any]) -> list[str]:
           f'Trace:\n\n{trace}']
 
 
-def _images(panels: Sequence[figures.Panel]) -> str:
+def _images(panels: Sequence[panels_lib.Panel]) -> str:
   return '\n'.join(f'![{_escape(panel.title)}](figures/{panel.name}.png)'
                    for panel in panels)
 

@@ -28,6 +28,7 @@ from dgr2_jax.evaluation import intervals
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import outcomes
 from dgr2_jax.evaluation import page
+from dgr2_jax.evaluation import panels as panels_lib
 from dgr2_jax.evaluation import rows as rows_lib
 from dgr2_jax.evaluation import tables
 from dgr2_jax.training import workdir as workdir_lib
@@ -198,7 +199,7 @@ def differing_fields(runs: Sequence[Run]) -> tables.Table:
       text_columns=1 + len(runs))
 
 
-def overlaid(runs: Sequence[Run]) -> list[figures.Panel]:
+def overlaid(runs: Sequence[Run]) -> list[panels_lib.Panel]:
   """The frontiers of all runs in the same axes."""
   return figures.frontier({'rows': [], 'frontier': [
       {**point, 'row': f'{run.letter} {point["row"]}'}

@@ -11,12 +11,15 @@ import pytest
 from dgr2_jax.evaluation import examples
 from dgr2_jax.evaluation import figures
 from dgr2_jax.evaluation import metrics
+from dgr2_jax.evaluation import panels
+from dgr2_jax.evaluation import paper
 from dgr2_jax.evaluation import reasoning
 from dgr2_jax.evaluation import report
 from dgr2_jax.evaluation import rows
 
 C = 10
 PANELS = [
+    'ladder_recall_1', 'ladder_ndcg_3',
     *(f'frontier_{metric}_{axis}' for metric in ('recall_1', 'ndcg_3')
       for axis in ('tokens_per_forward', 'tokens_per_second')),
     'spans', 'commits_cft_0_9',
@@ -272,6 +275,23 @@ def test_markdown_links_exist_and_rows_have_equal_cells(workdir):
   assert '<script>' not in text.replace('\\<', '')
 
 
+def test_ladder_has_rows_intervals_and_the_papers(content):
+  panel, other = figures.ladder(content)
+  assert (panel.name, other.name) == ('ladder_recall_1', 'ladder_ndcg_3')
+  for text in ('pre_rank', 'gbdt', 'naive', '95 % interval', 'retriever',
+               "the paper's, Qwen3-8B"):
+    assert f'>{text}</text>' in panel.svg, text
+  rows_of_old = [{k: v for k, v in row.items() if k != 'interval'}
+                 for row in content['rows']]
+  own = dict(content, rows=rows_of_old, dataset={'name': 'own'})
+  panel, _ = figures.ladder(own)
+  assert '95 % interval' not in panel.svg and 'Qwen3' not in panel.svg
+  assert figures.ladder(dict(own, rows=rows_of_old[:1])) == []
+  assert paper.accuracy('recall@1')['cft'] == .2930
+  assert paper.accuracy('ndcg@3')['rl'] == .4517
+  assert paper.accuracy('ndcg@10') == {}
+
+
 def test_writing_twice_gives_the_same_bytes(workdir, content, tmp_path):
   (tmp_path / 'metrics.jsonl').write_bytes(
       (workdir / 'metrics.jsonl').read_bytes())
@@ -331,6 +351,6 @@ def test_ramp_is_legible():
     rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055)**2.4)
     return rgb @ [0.2126, 0.7152, 0.0722]
 
-  for colour, ink in figures.ramp(10):
+  for colour, ink in panels.ramp(10):
     light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5
