@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import itertools
 from typing import Any
 
@@ -75,14 +75,18 @@ def _draw_ladder(ax, rows, metric, published) -> None:
   ax.grid(False, axis='y')
 
 
-def frontier(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
+def frontier(content: Mapping[str, Any],
+             labelled: Collection[str] | None = None) -> list[
+                 panels_lib.Panel]:
   """Key metrics against tokens per forward and tokens per second.
 
   Hollow points are those with less than `tables.VALID_ENOUGH` valid responses:
-  there the fallback to the retriever's order hides part of the loss.
+  there the fallback to the retriever's order hides part of the loss. Bars are
+  the intervals of the paired difference to the AR mode of the same weights.
 
   Args:
     content: of the report.
+    labelled: rows whose points say how they were decoded; None for all.
 
   Returns:
     A panel per pair of metric and axis that has figures.
@@ -95,8 +99,11 @@ def frontier(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
     title = f'{_full(metric)} by {_AXES[axis]}'
 
     def draw(ax, points=points, metric=metric, axis=axis):
-      _draw_frontier(ax, points, metric, axis, content)
       ax.set_xlabel(_AXES[axis])
+      ax.set_ylabel(_full(metric))
+      _draw_frontier(ax, points, metric, axis, content)
+      return [panels_lib.Label(tables.mode_name(p), p[axis], p[metric])
+              for p in points if labelled is None or p['row'] in labelled]
 
     panels.append(panels_lib.panel(f'frontier_{metric}_{axis}', title, draw))
   return panels
@@ -106,30 +113,65 @@ def _draw_frontier(ax, points, metric, axis, content) -> None:
   colours = dict(zip(
       dict.fromkeys(p['row'] for p in content['frontier']),
       itertools.cycle(panels_lib.SERIES)))
+  heights = []
   groups = itertools.groupby(points, lambda p: (p['row'], p['mode']))
   for (row, mode), group in groups:
     group = list(group)
     x, y = [p[axis] for p in group], [p[metric] for p in group]
-    colour = colours[row]
-    ax.plot(x, y, color=colour, marker=_MARKERS.get(mode, 's'),
-            markersize=11 if mode == 'ar' else 6, label=f'{row}, {mode}',
-            linestyle='--' if mode == 'verify' else '-')
+    heights += y
+    style = dict(color=colours[row], marker=_MARKERS.get(mode, 's'),
+                 markersize=11 if mode == 'ar' else 6)
+    ax.plot(x, y, label=f'{row}, {mode}',
+            linestyle='--' if mode == 'verify' else '-', **style)
     for point, a, b in zip(group, x, y):
+      bounds = _bounds(point, metric, content['frontier'])
+      if bounds:
+        ax.plot([a, a], bounds, color=colours[row], linewidth=0.9,
+                label='95 %, difference to ar')
+        heights += bounds
       if (point['valid_rate'] or 0) < tables.VALID_ENOUGH:
-        ax.plot([a], [b], marker=_MARKERS.get(mode, 's'), color=colour,
-                markersize=11 if mode == 'ar' else 6,
-                markerfacecolor=panels_lib.SURFACE)
-      ax.annotate(tables.mode_name(point), (a, b),
-                  xytext=(0, 8 if mode == 'ar' else -14),
-                  textcoords='offset points', ha='center', fontsize=8)
+        ax.plot([a], [b], markerfacecolor=panels_lib.SURFACE, **style)
   # Lines of reference: only over the same requests as the points.
-  for floor in sorted({p['floor'][metric] for p in points}):
-    ax.axhline(floor, color=panels_lib.MUTED, linestyle=':', label='retriever')
+  references = {
+      'retriever': (':', sorted({p['floor'][metric] for p in points}))}
   ar = tables.row_named(content, 'ar')
   if ar is not None and {p['n'] for p in points} == {ar['n']}:
-    ax.axhline(ar[metric], color=panels_lib.MUTED, linestyle='--',
-               label='ar row')
-  ax.margins(x=0.12, y=0.18)
+    references['ar row'] = '--', [ar[metric]]
+  _draw_references(ax, references, min(heights), max(heights))
+  ax.margins(x=0.12)
+
+
+def _bounds(point, metric, points) -> list[float] | None:
+  """Where the AR mode of the same weights and the difference to it put it."""
+  start = [p[metric] for p in points
+           if p['row'] == point['row'] and p['mode'] == 'ar']
+  if not start or not point['ci']:
+    return None
+  return [start[0] + change for change in point['ci'][metric]]
+
+
+def _draw_references(ax, references, low, high) -> None:
+  """Lines where they are near what is drawn from low to high, else words."""
+  span = max(high - low, 0.01)
+  drawn, above, below = [low, high], [], []
+  for name, (dash, values) in references.items():
+    apart = {True: [], False: []}  # by whether it is above
+    for value in values:
+      if low - span / 2 <= value <= high + span / 2:
+        drawn.append(value)
+        ax.axhline(value, color=panels_lib.MUTED, linestyle=dash, label=name)
+      else:
+        apart[value > high].append(f'{value:.3f}')
+    above += [f'{name} {", ".join(apart[True])}'] if apart[True] else []
+    below += [f'{name} {", ".join(apart[False])}'] if apart[False] else []
+  low, high = min(drawn), max(drawn)
+  pad = 0.2 * max(high - low, 0.01)
+  ax.set_ylim(low - pad, high + pad)
+  for words, arrow, y, side in ((above, '↑', 0.985, 'top'),
+                                (below, '↓', 0.02, 'bottom')):
+    if words:
+      ax.text(0.01, y, f'{arrow} {", ".join(words)}', fontsize=8, va=side,
+              color=panels_lib.MUTED, transform=ax.transAxes)
 
 
 def spans(content: Mapping[str, Any]) -> list[panels_lib.Panel]:

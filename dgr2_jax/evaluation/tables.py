@@ -290,7 +290,8 @@ def frontier(content: Mapping[str, Any]) -> Table:
       'Small: 95% interval of the paired difference to the ar mode of the '
       'same weights, which speed-up refers to as well; bold where it excludes '
       "zero. Kept: share of the ar row's gain over the retriever. Plots: "
-      f'hollow points have less than {VALID_ENOUGH:.0%} valid responses.',
+      f'hollow points have less than {VALID_ENOUGH:.0%} valid responses, bars '
+      'are the intervals of the differences.',
       text_columns=2)
 
 

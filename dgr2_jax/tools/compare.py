@@ -200,10 +200,11 @@ def differing_fields(runs: Sequence[Run]) -> tables.Table:
 
 
 def overlaid(runs: Sequence[Run]) -> list[panels_lib.Panel]:
-  """The frontiers of all runs in the same axes."""
-  return figures.frontier({'rows': [], 'frontier': [
-      {**point, 'row': f'{run.letter} {point["row"]}'}
-      for run in runs for point in run.content['frontier']]})
+  """The frontiers of all runs in the same axes, the first one's labelled."""
+  points = [{**point, 'row': f'{run.letter} {point["row"]}'}
+            for run in runs for point in run.content['frontier']]
+  first = {point['row'] for point in points[:len(runs[0].content['frontier'])]}
+  return figures.frontier({'rows': [], 'frontier': points}, first)
 
 
 def headline(runs: Sequence[Run]) -> list[str]:

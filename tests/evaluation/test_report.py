@@ -1,10 +1,12 @@
 """The report from fabricated content, with texts that try to break it."""
 
 import html.parser
+import itertools
 import json
 import os
 import re
 
+from matplotlib import text as mpl_text
 import numpy as np
 import pytest
 
@@ -273,6 +275,41 @@ def test_markdown_links_exist_and_rows_have_equal_cells(workdir):
                 for line in block.splitlines()}
       assert len(widths) == 1, block
   assert '<script>' not in text.replace('\\<', '')
+
+
+def test_labels_cover_neither_each_other_nor_points():
+  places, kept = [(1, .50), (1.02, .501), (1.5, .5), (1.52, .499)] * 2, []
+
+  def draw(ax):
+    kept.append(ax)
+    for i, (x, y) in enumerate(places):
+      ax.plot([x], [y], 'o', label=f'reward, validation {i}')
+    ax.plot([1, 1.5], [.5, .5])
+    ax.margins(.2)
+    return [panels.Label(f'τ 0.{i}', *xy) for i, xy in enumerate(places)]
+
+  panels.panel('x', 'x', draw)
+  ax, = kept
+  # Of an annotation without its line.
+  boxes = [mpl_text.Text.get_window_extent(text) for text in ax.texts]
+  assert len(boxes) == len(places)
+  for box, other in itertools.combinations(boxes, 2):
+    assert not box.overlaps(other)
+  for x, y in ax.transData.transform(places):
+    assert not any(box.contains(x, y) for box in boxes)
+  legend, = ax.figure.legends
+  box = legend.get_window_extent()
+  assert box.x0 >= 0 and box.x1 <= ax.figure.bbox.width
+
+
+def test_frontier_is_cropped_to_its_points(content):
+  panel = figures.frontier(content)[0]
+  for text in ('Recall@1', 'τ 0.9', 'τ 0.4', '95 %, difference to ar'):
+    assert f'>{text}</text>' in panel.svg, text
+  far = [dict(p, floor=dict(p['floor'], **{'recall@1': .001}))
+         for p in content['frontier']]
+  panel, other = figures.frontier(dict(content, frontier=far), ())[:2]
+  assert '↓ retriever 0.001' in panel.svg and 'τ 0.9' not in panel.svg
 
 
 def test_ladder_has_rows_intervals_and_the_papers(content):
