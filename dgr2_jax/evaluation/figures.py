@@ -210,7 +210,11 @@ def commits(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
     content: of the report; without `commits` there are none.
   """
   panels = []
-  for part in content.get('commits') or ():
+  parts = content.get('commits') or ()
+  # One scale, so that a colour is the same step in all of them.
+  most = 1 + max((step for part in parts for row in part['steps']
+                  for step in row), default=0)
+  for part in parts:
     rows, size = part['steps'], part['block_size']
     steps = np.full((len(rows), max(map(len, rows))), np.nan)
     for line, row in zip(steps, rows):
@@ -219,7 +223,7 @@ def commits(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
     def draw(ax, steps=steps, size=size):
       image = ax.imshow(
           steps, aspect='auto', interpolation='nearest', cmap='viridis',
-          extent=(0, steps.shape[1], len(steps), 0), vmin=1)
+          extent=(0, steps.shape[1], len(steps), 0), vmin=1, vmax=most)
       for begin in range(size, steps.shape[1], size):
         ax.axvline(begin, color=panels_lib.SURFACE, linewidth=1.5)
       ax.set_xlabel('token of the response')
