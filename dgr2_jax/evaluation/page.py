@@ -192,14 +192,16 @@ def _example(index: int, example: Mapping[str, Any]) -> str:
     history += (f'<li><bdi>{_text(title)}</bdi> '
                 f'<small>{_text(small)}</small></li>')
   is_open = ' open' if index == 0 else ''
+  trace = examples_lib.words(example)
+  if trace:
+    trace = f'<h3>Trace</h3><blockquote>{_text(trace)}</blockquote>'
   return (
       f'<details{is_open}><summary>'
       f'{_text(examples_lib.heading(index, example))}</summary>'
       f'<p>{_text(examples_lib.verdict(example))}.</p>'
       f'<h3>History, oldest first</h3><ol>{history}</ol>'
       f'{table_html(examples_lib.orders(example), "orders")}'
-      f'<h3>Trace</h3><blockquote>{_text(example["trace"])}</blockquote>'
-      f'<h3>Response</h3>{_tokens(example)}</details>\n')
+      f'{trace}<h3>Response</h3>{_tokens(example)}</details>\n')
 
 
 def _tokens(example: Mapping[str, Any]) -> str:

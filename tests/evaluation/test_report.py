@@ -374,6 +374,28 @@ def test_commit_steps_count_within_blocks():
   assert examples.commit_steps(calls, 4) == [0, 2, 1, 2, 0, 0, 2, 1]
 
 
+def test_examples_show_each_kind_first():
+  n = 20
+  targets = np.full(n, 2)
+  targets[0] = -1
+  orders, failures = np.tile(np.arange(C), (n, 1)), ['valid'] * n
+  choose = lambda count=5: examples.choose(targets, orders, failures, count)
+  assert choose() == [1, 5, 10, 14, 19]
+  orders[0] = orders[7] = [2, 0, 1, *range(3, C)]  # 0 has no target
+  orders[12] = [0, 1, 3, 2, *range(4, C)]
+  failures[9] = 'overflow'
+  assert choose() == [7, 12, 9, 1, 5]
+  assert choose(2) == [7, 12] and choose(0) == []
+  assert len(set(choose(30))) == n - 1
+  assert examples.choose(targets[:1], orders[:1], failures[:1], 5) == []
+
+
+def test_a_trace_of_tokens_is_not_shown_twice():
+  tokens = [{'text': '<|grade_1|>'}, {'text': '<|c1|>'}]
+  assert examples.words({'tokens': tokens, 'trace': '<|grade_1|>'}) == ''
+  assert examples.words({'tokens': tokens, 'trace': 'Fits.'}) == 'Fits.'
+
+
 def test_curves_keep_the_last_value_of_a_step():
   panels = figures.curves([
       {'stage': 'cft', 'step': 1, 'train/loss': 2.0},
