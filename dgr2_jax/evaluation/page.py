@@ -20,7 +20,7 @@ _RAMP = panels_lib.ramp(10)
 
 _CSS = '''
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.2rem 1rem 4rem;max-width:64rem;color:var(--ink);
+body{margin:0 auto;padding:1.2rem 1rem 4rem;max-width:80rem;color:var(--ink);
  background:var(--surface);font:1rem/1.55 system-ui,sans-serif;
  overflow-wrap:break-word}
 h1{font-size:1.6rem;line-height:1.25;margin:.4rem 0 1rem}
@@ -28,6 +28,7 @@ h2{font-size:1.2rem;margin:2.6rem 0 .6rem;padding-top:.8rem;
  border-top:1px solid var(--grid)}
 h3{font-size:1rem;margin:1.6rem 0 .5rem}
 p,ul,ol{margin:.5rem 0}
+p,ul,ol,details,.panels{max-width:64rem}
 ul,ol{padding-left:1.4rem}
 small,.note{color:var(--muted);font-size:.84rem}
 .note{margin:.3rem 0 1rem;max-width:46rem}
