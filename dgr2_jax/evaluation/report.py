@@ -57,13 +57,15 @@ SECTIONS = ('title', 'command', 'dataset', 'conditional', 'unconditional',
             'rows', 'frontier', 'timing', 'environment')
 
 
-def write(workdir: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+def write(workdir: str | os.PathLike[str], content: Mapping[str, Any],
+          curves: Sequence[panels_lib.Panel] | None = None) -> None:
   """Writes the report; every file appears whole, report.json last.
 
   Args:
     workdir: an existing directory, with or without metrics.jsonl.
     content: see above. NumPy becomes plain numbers and lists, a figure that is
       not finite None, anything else that JSON lacks its `str`.
+    curves: training curves, instead of those of metrics.jsonl.
 
   Raises:
     ValueError: a section is missing.
@@ -71,12 +73,13 @@ def write(workdir: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
   """
   content = _checked(content)
   workdir = pathlib.Path(workdir)
+  if curves is None:
+    curves = figures.curves(read_metrics(workdir / 'metrics.jsonl'))
   panels = {
       'Results': figures.ladder(content),
       'Frontier': figures.frontier(content),
       'Steps': [*figures.spans(content), *figures.commits(content)],
-      'Training curves': figures.curves(
-          read_metrics(workdir / 'metrics.jsonl'))}
+      'Training curves': curves}
   published = ()
   if content['dataset'].get('paper_reference'):
     published = (paper.ACCURACY, paper.FRONTIER)
