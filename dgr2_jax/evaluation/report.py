@@ -17,7 +17,7 @@ what does not apply, sections marked ? may be absent:
     timing          nested; floats are seconds, but for names that end in
                     _per_second, whole numbers are counts
     environment     nested, anything
-    stages?         list of `rows.build_stage`: each stage against the one before
+    stages?         list of `rows.build_stage`: each against the one before
     model?          nested, anything: parameters, block size, vocabulary, ...
     examples?       list, see `examples`
     commits?        list of {row, threshold, block_size, steps}: of some
