@@ -131,8 +131,9 @@ def _place(ax: mpl_axes.Axes, labels: Sequence[Label]) -> None:
   figure.draw_without_rendering()  # from here on places are known
   pixels = figure.dpi / 72  # a point's
   centres = ax.transData.transform([(label.x, label.y) for label in labels])
-  marks = [xy for line in ax.lines if line.get_marker() != 'None'
-           for xy in line.get_transform().transform(line.get_xydata())]
+  marks = np.concatenate([centres, *(
+      line.get_transform().transform(line.get_xydata())
+      for line in ax.lines if line.get_marker() != 'None')])
   taken = [transforms.Bbox.from_extents(x - r, y - r, x + r, y + r)
            for r in (5 * pixels,) for x, y in marks]
   taken += [text.get_window_extent() for text in ax.texts]
@@ -159,7 +160,9 @@ def _place(ax: mpl_axes.Axes, labels: Sequence[Label]) -> None:
           and not any(leader.intersects_bbox(other) for other in written)):
         crossed = sum(line.intersects_bbox(box, filled=False)
                       for line in lines)
-        yield distance + 15 * crossed, distance, (dx, dy), box
+        away = np.hypot(*(marks - (x + dx, y + dy)).T).min()
+        mistaken = 20 * bool(away < np.hypot(dx, dy) - 1)  # another's label
+        yield distance + 15 * crossed + mistaken, distance, (dx, dy), box
 
   for label, (x, y) in zip(labels, centres):
     _, distance, (dx, dy), box = min(

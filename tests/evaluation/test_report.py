@@ -256,6 +256,7 @@ def test_reports_of_earlier_versions(content, tmp_path):
   report.write(tmp_path, old)
   page = (tmp_path / 'report.html').read_text()
   assert '>Reasoning<' not in page and '>Steps<' not in page
+  assert '>reasoning TPF<' not in page and '>answer TPF<' in page
 
 
 def test_markdown_links_exist_and_rows_have_equal_cells(workdir):
