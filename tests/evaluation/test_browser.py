@@ -51,7 +51,7 @@ def test_a_report_fits_phones_and_screens(tmp_path):
   (tmp_path / 'frames.html').write_text(_FRAMES)
   dom = subprocess.run(
       [BROWSER, '--headless', '--no-sandbox', '--disable-gpu', '--dump-dom',
-       '--disable-dev-shm-usage', f'--user-data-dir={tmp_path / "profile"}',
+       '--hide-scrollbars', f'--user-data-dir={tmp_path / "profile"}',
        '--virtual-time-budget=20000', (tmp_path / 'frames.html').as_uri()],
       capture_output=True, text=True, check=True, timeout=300).stdout
   title = html.unescape(re.search('<title>(.*?)</title>', dom)[1])

@@ -67,6 +67,7 @@ def test_labels_cover_neither_each_other_nor_points():
 
   panels.panel('x', 'x', draw)
   ax, = kept
+  ax.figure.draw_without_rendering()  # for places at the figure's own dpi
   # Of an annotation without its line.
   boxes = [mpl_text.Text.get_window_extent(text) for text in ax.texts]
   assert len(boxes) == len(places)
