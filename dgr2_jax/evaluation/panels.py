@@ -90,6 +90,8 @@ def panel(name: str, title: str,
   name = re.sub('[^a-z0-9]+', '_', name.lower()).strip('_')
   with matplotlib.rc_context({**_STYLE, 'svg.hashsalt': name}):
     figure = mpl_figure.Figure(figsize=(4.2, 3.3), layout='constrained')
+    # Pages have other fonts: room for ticks that end with the axes.
+    figure.get_layout_engine().set(w_pad=0.1)
     backend_agg.FigureCanvasAgg(figure)
     ax = figure.add_subplot()
     labels = draw(ax)
