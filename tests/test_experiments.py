@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import runpy
+import shutil
 
 import pytest
 
@@ -227,6 +228,29 @@ def test_published_configs_and_commands_name_no_paths(tmp_path):
   assert config['seed'] == 3 and config['semantic_ids']['codes'] == 4
   command = json.loads((tmp_path / 'out/report.json').read_text())['command']
   assert command.count('=DIR') == 8 and '--config.seed=3' in command
+
+
+def test_a_published_folder_is_rendered_anew_in_place(tmp_path):
+  folder = tmp_path / 'seed0'
+  shutil.copytree(ROOT / 'experiments/quickstart/seed0', folder)
+  before = {path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob('*') if path.is_file()}
+  (folder / 'figures/ladder_recall_1.png').unlink()
+  PUBLISH['publish'](folder, folder)
+  after = {path.relative_to(folder): path.read_bytes()
+           for path in folder.rglob('*') if path.is_file()}
+  assert after.keys() == before.keys()
+  text = after[pathlib.Path('report.html')].decode()
+  for path in before:
+    if path.name.startswith('curves_') or path.suffix == '.json':
+      assert after[path] == before[path], path
+    if path.suffix == '.png':
+      assert f'id="{path.stem}-' in text
+  trace = json.loads((folder / 'report.json').read_text())['examples'][0][
+      'trace']
+  assert trace.startswith('Latest purchase: ') and '<|' not in trace
+  with pytest.raises(FileNotFoundError, match='metrics.jsonl'):
+    PUBLISH['publish'](folder, tmp_path / 'other')
 
 
 def test_attention_is_timed_by_what_runs_here():

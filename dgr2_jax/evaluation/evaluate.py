@@ -283,13 +283,12 @@ class _Evaluation:
         'response_length': self._experiment.data.response_length}
 
   def _examples(self, point, threshold: float) -> list[dict[str, Any]]:
-    """Worked examples, spread evenly over the test requests."""
+    """Worked examples, see `examples.choose`."""
     outcome, rollout = point
-    hits = np.flatnonzero(self._targets >= 0)
-    picked = np.linspace(0, len(hits) - 1, min(
-        self._config.num_examples, len(hits))).astype(int)
-    return [self._example(int(i), outcome, rollout, threshold)
-            for i in hits[picked]]
+    return [self._example(i, outcome, rollout, threshold)
+            for i in examples_lib.choose(
+                self._targets, outcome.orders, outcome.failures,
+                self._config.num_examples)]
 
   def _commits(self, points) -> list[dict[str, Any]]:
     """When tokens were committed, of some requests, by way to decode."""
@@ -329,7 +328,7 @@ class _Evaluation:
         'order': outcome.orders[index].tolist(),
         'history': data.describe(request.history),
         'candidates': data.describe(request.candidates),
-        'trace': parse.explanation,
+        'trace': outcome.explanations[index],
         'tokens': [
             {'text': data.tokenizer.decode([int(token)]), 'call': int(call),
              'is_answer': i >= begin}

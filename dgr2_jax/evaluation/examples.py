@@ -4,7 +4,7 @@
      "failure": "valid", "target": 3, "order": [3, 0, ...],
      "history": [item, ...],         oldest first
      "candidates": [item, ...],      in the retriever's order
-     "trace": "...",                 the explanation
+     "trace": "...",                 the reasoning, in words where it has them
      "tokens": [{"text": "...", "call": 2, "is_answer": false}, ...]}
 
 An item is {"title":, "categories": [...], "brand":}; `target` and `order` are
@@ -23,6 +23,36 @@ from dgr2_jax.data import parsing
 from dgr2_jax.evaluation import tables
 
 TARGET_MARK = '★'
+
+
+def choose(targets: np.ndarray, orders: np.ndarray, failures: Sequence[str],
+           count: int) -> list[int]:
+  """Requests to show: what goes right, what goes wrong, and some at random.
+
+  Args:
+    targets: int [n], the targets' positions among the candidates, -1 for none.
+    orders: int [n, C], the re-ranked candidates.
+    failures: n, see `rows.RowOutcome`.
+    count: how many; fewer where fewer have a target.
+
+  Returns:
+    The first request whose target was promoted, the first where it was demoted
+    and the first with an invalid response, where there are any; then others,
+    spread evenly over those that have a target.
+  """
+  hits = np.flatnonzero(targets >= 0)
+  change = targets[hits] - np.argmax(orders[hits] == targets[hits, None], 1)
+  invalid = np.array([failures[i] != parsing.VALID for i in hits], bool)
+  chosen = [hits[kind.argmax()] for kind in (change > 0, change < 0, invalid)
+            if kind.any()]
+  spread = np.linspace(0, len(hits) - 1, min(count, len(hits))).astype(int)
+  return list(dict.fromkeys(map(int, [*chosen, *hits[spread]])))[:count]
+
+
+def words(example: Mapping[str, Any]) -> str:
+  """The trace, unless it is but the tokens, which are shown anyway."""
+  text = ''.join(token['text'] for token in example['tokens'])
+  return '' if text.startswith(example['trace']) else example['trace']
 
 
 def heading(index: int, example: Mapping[str, Any]) -> str:

@@ -1,42 +1,18 @@
-"""Figures of a report: frontier, spans, commit steps, training curves.
-
-A panel is one small axes, wide enough to be read on a phone; pages lay panels
-side by side where there is room. Each comes as PNG for Markdown and as SVG
-whose colours are CSS variables, so that a page's colour scheme applies.
-"""
+"""Figures of a report: accuracy ladder, frontier, steps, training curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-import dataclasses
-import io
+from collections.abc import Collection, Mapping, Sequence
 import itertools
-import re
 from typing import Any
 
-import matplotlib
-from matplotlib import figure as mpl_figure
 from matplotlib import ticker
 import numpy as np
 
+from dgr2_jax.evaluation import panels as panels_lib
+from dgr2_jax.evaluation import paper
 from dgr2_jax.evaluation import rows as rows_lib
 from dgr2_jax.evaluation import tables
-
-# What figures are drawn with -> (CSS variable, its value on a dark page).
-INK, MUTED, GRID, SURFACE = '#1f2328', '#5c6570', '#d9dde2', '#ffffff'
-SERIES = ('#2563ab', '#c2570c', '#2f7d32', '#8a3fa0', '#b0285f', '#6b6a00')
-VARIABLES = {
-    INK: ('--ink', '#e4e7eb'),
-    MUTED: ('--muted', '#9aa4af'),
-    GRID: ('--grid', '#343a42'),
-    SURFACE: ('--surface', '#15181c'),
-    SERIES[0]: ('--series-1', '#7cb5f2'),
-    SERIES[1]: ('--series-2', '#f6a15b'),
-    SERIES[2]: ('--series-3', '#7fce83'),
-    SERIES[3]: ('--series-4', '#d39be6'),
-    SERIES[4]: ('--series-5', '#f08cb4'),
-    SERIES[5]: ('--series-6', '#d4d45a'),
-}
 
 # Validation metrics that are shares, and so can share an axis.
 _VALIDATION = tuple(f'validation/{name}' for name in (
@@ -50,47 +26,67 @@ _AXES = {
     'tokens_per_forward': 'tokens per forward',
     'tokens_per_second': 'tokens per second',
 }
-_STYLE = {
-    'svg.fonttype': 'none',
-    'text.parse_math': False,
-    'text.color': INK,
-    'axes.edgecolor': MUTED,
-    'axes.labelcolor': INK,
-    'axes.spines.top': False,
-    'axes.spines.right': False,
-    'axes.grid': True,
-    'axes.axisbelow': True,
-    'axes.titlesize': 10,
-    'axes.titleweight': 'bold',
-    'axes.titlelocation': 'left',
-    'grid.color': GRID,
-    'xtick.color': MUTED,
-    'ytick.color': MUTED,
-    'xtick.labelcolor': INK,
-    'ytick.labelcolor': INK,
-    'font.size': 9,
-    'legend.frameon': False,
-    'lines.linewidth': 1.6,
-}
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-  """A drawn figure: file name without suffix, its title, PNG and SVG."""
-  name: str
-  title: str
-  png: bytes
-  svg: str
+def ladder(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
+  """Key metrics of every row with their 95 % intervals.
+
+  Args:
+    content: of the report; rows of earlier ones may lack intervals.
+
+  Returns:
+    A panel a metric that two rows or more have.
+  """
+  panels = []
+  for metric in rows_lib.KEY_METRICS:
+    rows = [row for row in content['rows'] if row.get(metric) is not None]
+    if len(rows) < 2:
+      continue
+
+    def draw(ax, rows=rows, metric=metric):
+      _draw_ladder(ax, rows, metric, paper.accuracy(metric) if content[
+          'dataset'].get('paper_reference') else {})
+      floor = tables.row_named(content, 'pre_rank')
+      if floor is not None:
+        ax.axvline(floor[metric], color=panels_lib.MUTED, linestyle=':',
+                   label='retriever')
+
+    panels.append(panels_lib.panel(
+        f'ladder_{metric}', f'{_full(metric)} by row', draw))
+  return panels
 
 
-def frontier(content: Mapping[str, Any]) -> list[Panel]:
+def _draw_ladder(ax, rows, metric, published) -> None:
+  for y, row in enumerate(rows):
+    bounds = (row.get('interval') or {}).get(metric)
+    if bounds:
+      ax.plot(bounds, [y, y], color=panels_lib.SERIES[0], linewidth=2,
+              label='95 % interval')
+    ax.plot([row[metric]], [y], 'o', color=panels_lib.SERIES[0],
+            label='measured here')
+    if row['name'] in published:
+      # Below the row's own, which it might cover.
+      ax.plot([published[row['name']]], [y + 0.3], 'D', markersize=5,
+              color=panels_lib.SERIES[1], markerfacecolor=panels_lib.SURFACE,
+              label="the paper's, Qwen3-8B")
+  ax.set_yticks(range(len(rows)), [row['name'] for row in rows])
+  ax.set_ylim(len(rows) - 0.4, -0.6)
+  ax.set_xlabel(_full(metric))
+  ax.grid(False, axis='y')
+
+
+def frontier(content: Mapping[str, Any],
+             labelled: Collection[str] | None = None) -> list[
+                 panels_lib.Panel]:
   """Key metrics against tokens per forward and tokens per second.
 
   Hollow points are those with less than `tables.VALID_ENOUGH` valid responses:
-  there the fallback to the retriever's order hides part of the loss.
+  there the fallback to the retriever's order hides part of the loss. Bars are
+  the intervals of the paired difference to the AR mode of the same weights.
 
   Args:
     content: of the report.
+    labelled: rows whose points say how they were decoded; None for all.
 
   Returns:
     A panel per pair of metric and axis that has figures.
@@ -103,43 +99,82 @@ def frontier(content: Mapping[str, Any]) -> list[Panel]:
     title = f'{_full(metric)} by {_AXES[axis]}'
 
     def draw(ax, points=points, metric=metric, axis=axis):
-      _draw_frontier(ax, points, metric, axis, content)
       ax.set_xlabel(_AXES[axis])
+      ax.set_ylabel(_full(metric))
+      _draw_frontier(ax, points, metric, axis, content)
+      return [panels_lib.Label(tables.mode_name(p), p[axis], p[metric])
+              for p in points if labelled is None or p['row'] in labelled]
 
-    panels.append(_panel(f'frontier_{metric}_{axis}', title, draw))
+    panels.append(panels_lib.panel(f'frontier_{metric}_{axis}', title, draw))
   return panels
 
 
 def _draw_frontier(ax, points, metric, axis, content) -> None:
   colours = dict(zip(
       dict.fromkeys(p['row'] for p in content['frontier']),
-      itertools.cycle(SERIES)))
+      itertools.cycle(panels_lib.SERIES)))
+  heights = []
   groups = itertools.groupby(points, lambda p: (p['row'], p['mode']))
   for (row, mode), group in groups:
     group = list(group)
     x, y = [p[axis] for p in group], [p[metric] for p in group]
-    colour = colours[row]
-    ax.plot(x, y, color=colour, marker=_MARKERS.get(mode, 's'),
-            markersize=11 if mode == 'ar' else 6, label=f'{row}, {mode}',
-            linestyle='--' if mode == 'verify' else '-')
+    heights += y
+    style = dict(color=colours[row], marker=_MARKERS.get(mode, 's'),
+                 markersize=11 if mode == 'ar' else 6)
+    ax.plot(x, y, label=f'{row}, {mode}',
+            linestyle='--' if mode == 'verify' else '-', **style)
     for point, a, b in zip(group, x, y):
+      bounds = _bounds(point, metric, content['frontier'])
+      if bounds:
+        ax.plot([a, a], bounds, color=colours[row], linewidth=0.9,
+                label='95 %, difference to ar')
+        heights += bounds
       if (point['valid_rate'] or 0) < tables.VALID_ENOUGH:
-        ax.plot([a], [b], marker=_MARKERS.get(mode, 's'), color=colour,
-                markersize=11 if mode == 'ar' else 6,
-                markerfacecolor=SURFACE)
-      ax.annotate(tables.mode_name(point), (a, b),
-                  xytext=(0, 8 if mode == 'ar' else -14),
-                  textcoords='offset points', ha='center', fontsize=8)
+        ax.plot([a], [b], markerfacecolor=panels_lib.SURFACE, **style)
   # Lines of reference: only over the same requests as the points.
-  for floor in sorted({p['floor'][metric] for p in points}):
-    ax.axhline(floor, color=MUTED, linestyle=':', label='retriever')
+  references = {
+      'retriever': (':', sorted({p['floor'][metric] for p in points}))}
   ar = tables.row_named(content, 'ar')
   if ar is not None and {p['n'] for p in points} == {ar['n']}:
-    ax.axhline(ar[metric], color=MUTED, linestyle='--', label='ar row')
-  ax.margins(x=0.12, y=0.18)
+    references['ar row'] = '--', [ar[metric]]
+  _draw_references(ax, references, min(heights), max(heights))
+  ax.margins(x=0.12)
 
 
-def spans(content: Mapping[str, Any]) -> list[Panel]:
+def _bounds(point, metric, points) -> list[float] | None:
+  """Where the AR mode of the same weights and the difference to it put it."""
+  start = [p[metric] for p in points
+           if p['row'] == point['row'] and p['mode'] == 'ar']
+  if not start or not point['ci']:
+    return None
+  return [start[0] + change for change in point['ci'][metric]]
+
+
+def _draw_references(ax, references, low, high) -> None:
+  """Lines where they are near what is drawn from low to high, else words."""
+  span = max(high - low, 0.01)
+  drawn, above, below = [low, high], [], []
+  for name, (dash, values) in references.items():
+    apart = {True: [], False: []}  # by whether it is above
+    for value in values:
+      if low - span / 2 <= value <= high + span / 2:
+        drawn.append(value)
+        ax.axhline(value, color=panels_lib.MUTED, linestyle=dash, label=name)
+      else:
+        apart[value > high].append(f'{value:.3f}')
+    above += [f'{name} {", ".join(apart[True])}'] if apart[True] else []
+    below += [f'{name} {", ".join(apart[False])}'] if apart[False] else []
+  low, high = min(drawn), max(drawn)
+  pad = 0.2 * max(high - low, 0.01)
+  ax.set_ylim(low - pad, high + pad)
+  for words, arrow, y, side in ((above, '↑', 0.985, 'top'),
+                                (below, '↓', 0.02, 'bottom')):
+    if words:
+      ax.text(0.01, y, f'{arrow} {", ".join(words)}', fontsize=8, va=side,
+              color=panels_lib.MUTED, transform=ax.transAxes)
+
+
+def spans(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
   """Tokens per forward of reasoning and answer, by way to decode.
 
   Args:
@@ -154,7 +189,7 @@ def spans(content: Mapping[str, Any]) -> list[Panel]:
   def draw(ax):
     place = np.arange(len(points))
     for shift, colour, (span, key) in zip(
-        (-0.2, 0.2), SERIES, (
+        (-0.2, 0.2), panels_lib.SERIES, (
             ('reasoning', 'reasoning_tokens_per_forward'),
             ('answer', 'answer_tokens_per_forward'))):
       bars = ax.bar(place + shift, [p[key] for p in points], 0.4,
@@ -164,18 +199,22 @@ def spans(content: Mapping[str, Any]) -> list[Panel]:
     ax.set_ylabel(_AXES['tokens_per_forward'])
     ax.grid(False, axis='x')
 
-  return [_panel('spans', f'{points[0]["row"]}: tokens per forward by span',
-                 draw)]
+  return [panels_lib.panel(
+      'spans', f'{points[0]["row"]}: tokens per forward by span', draw)]
 
 
-def commits(content: Mapping[str, Any]) -> list[Panel]:
+def commits(content: Mapping[str, Any]) -> list[panels_lib.Panel]:
   """Heat maps of the step that committed each token of some responses.
 
   Args:
     content: of the report; without `commits` there are none.
   """
   panels = []
-  for part in content.get('commits') or ():
+  parts = content.get('commits') or ()
+  # One scale, so that a colour is the same step in all of them.
+  most = 1 + max((step for part in parts for row in part['steps']
+                  for step in row), default=0)
+  for part in parts:
     rows, size = part['steps'], part['block_size']
     steps = np.full((len(rows), max(map(len, rows))), np.nan)
     for line, row in zip(steps, rows):
@@ -184,9 +223,9 @@ def commits(content: Mapping[str, Any]) -> list[Panel]:
     def draw(ax, steps=steps, size=size):
       image = ax.imshow(
           steps, aspect='auto', interpolation='nearest', cmap='viridis',
-          extent=(0, steps.shape[1], len(steps), 0), vmin=1)
+          extent=(0, steps.shape[1], len(steps), 0), vmin=1, vmax=most)
       for begin in range(size, steps.shape[1], size):
-        ax.axvline(begin, color=SURFACE, linewidth=1.5)
+        ax.axvline(begin, color=panels_lib.SURFACE, linewidth=1.5)
       ax.set_xlabel('token of the response')
       ax.set_ylabel('response')
       ax.grid(False)
@@ -195,13 +234,13 @@ def commits(content: Mapping[str, Any]) -> list[Panel]:
       bar.locator = ticker.MaxNLocator(integer=True)
 
     how = tables.tau(part['threshold'])
-    panels.append(_panel(
+    panels.append(panels_lib.panel(
         f'commits_{part["row"]}_{part["threshold"]:g}',
         f'{part["row"]}, {how}: when tokens are committed', draw))
   return panels
 
 
-def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def curves(records: Sequence[Mapping[str, Any]]) -> list[panels_lib.Panel]:
   """Losses, rewards and validation metrics of every stage over its steps.
 
   Args:
@@ -231,7 +270,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
       continue
 
     def draw(ax, lines=lines):
-      styles = itertools.product(('-', '--', ':'), SERIES)
+      styles = itertools.product(('-', '--', ':'), panels_lib.SERIES)
       for (name, values), (dash, colour) in zip(
           sorted(lines.items()), itertools.cycle(styles)):
         steps = sorted(values)
@@ -240,7 +279,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
                 label=_REWARDS.get(name) or name.split('/')[-1])
       ax.set_xlabel('step')
 
-    panels.append(_panel(f'curves_{stage}_{kind}', f'{stage}: {kind}', draw))
+    panels.append(panels_lib.panel(
+        f'curves_{stage}_{kind}', f'{stage}: {kind}', draw))
   return panels
 
 
@@ -255,47 +295,3 @@ def _kind(key: str) -> str | None:
 
 def _full(metric: str) -> str:
   return metric.replace('recall', 'Recall').replace('ndcg', 'NDCG')
-
-
-def _panel(name: str, title: str, draw) -> Panel:
-  """Draws one axes, without any global state of matplotlib."""
-  name = re.sub('[^a-z0-9]+', '_', name.lower()).strip('_')
-  with matplotlib.rc_context({**_STYLE, 'svg.hashsalt': name}):
-    figure = mpl_figure.Figure(figsize=(4.2, 3.3), layout='constrained')
-    ax = figure.add_subplot()
-    draw(ax)
-    ax.set_title(title)
-    handles, labels = ax.get_legend_handles_labels()
-    unique = dict(zip(labels, handles))
-    figure.legend(unique.values(), unique.keys(), loc='outside lower center',
-                  ncols=min(3, len(unique)), fontsize=8)
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format='png', dpi=160, facecolor=SURFACE,
-                   metadata={'Software': None})
-    figure.savefig(svg, format='svg', transparent=True)
-  return Panel(name, title, png.getvalue(), _inline(svg.getvalue(), name))
-
-
-def _inline(svg: str, name: str) -> str:
-  """An SVG document as an element of a page that holds several."""
-  svg = svg[svg.index('<svg'):]
-  svg = re.sub(r'<metadata>.*?</metadata>', '', svg, flags=re.S)
-  svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1', svg, count=1)
-  svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1', svg, count=1)
-  svg = svg.replace('<svg', '<svg role="img"', 1)
-  # Ids must be unique on the page.
-  svg = re.sub(r'\bid="', f'id="{name}-', svg)
-  svg = re.sub(r'url\(#', f'url(#{name}-', svg)
-  svg = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', svg)
-  for colour, (variable, _) in VARIABLES.items():
-    svg = svg.replace(colour, f'var({variable})')
-  return svg
-
-
-def ramp(count: int) -> list[tuple[str, str]]:
-  """`count` ordered colours and the ink that is legible on each, as hex."""
-  colours = matplotlib.colormaps['viridis'](np.linspace(0.15, 1, count))
-  # Relative luminance of linear light, as in the WCAG contrast ratio.
-  light = (((colours[:, :3] + 0.055) / 1.055)**2.4) @ [0.2126, 0.7152, 0.0722]
-  return [(matplotlib.colors.to_hex(c), '#000000' if y > 0.18 else '#ffffff')
-          for c, y in zip(colours, light)]

@@ -12,15 +12,15 @@ import html
 from typing import Any
 
 from dgr2_jax.evaluation import examples as examples_lib
-from dgr2_jax.evaluation import figures
+from dgr2_jax.evaluation import panels as panels_lib
 from dgr2_jax.evaluation import tables
 
 # Later steps share the last colour.
-_RAMP = figures.ramp(10)
+_RAMP = panels_lib.ramp(10)
 
 _CSS = '''
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.2rem 1rem 4rem;max-width:64rem;color:var(--ink);
+body{margin:0 auto;padding:1.2rem 1rem 4rem;max-width:80rem;color:var(--ink);
  background:var(--surface);font:1rem/1.55 system-ui,sans-serif;
  overflow-wrap:break-word}
 h1{font-size:1.6rem;line-height:1.25;margin:.4rem 0 1rem}
@@ -28,6 +28,7 @@ h2{font-size:1.2rem;margin:2.6rem 0 .6rem;padding-top:.8rem;
  border-top:1px solid var(--grid)}
 h3{font-size:1rem;margin:1.6rem 0 .5rem}
 p,ul,ol{margin:.5rem 0}
+p,ul,ol,details,.panels{max-width:64rem}
 ul,ol{padding-left:1.4rem}
 small,.note{color:var(--muted);font-size:.84rem}
 .note{margin:.3rem 0 1rem;max-width:46rem}
@@ -73,7 +74,7 @@ pre{overflow-x:auto;padding:.7rem .9rem;border:1px solid var(--grid);
 
 
 def render(content: Mapping[str, Any], headline: Sequence[str],
-           panels: Mapping[str, Sequence[figures.Panel]],
+           panels: Mapping[str, Sequence[panels_lib.Panel]],
            published: Sequence[tables.Table]) -> str:
   """The page as text.
 
@@ -84,7 +85,7 @@ def render(content: Mapping[str, Any], headline: Sequence[str],
     published: tables of published figures; empty for none.
   """
   sections = {
-      'Results': ''.join(map(table_html, (
+      'Results': panels_html(panels['Results']) + ''.join(map(table_html, (
           tables.accuracy(content), tables.differences(content),
           tables.stages(content), tables.validity(content),
           tables.reasoning(content), tables.unconditional(content)))),
@@ -135,9 +136,9 @@ def _anchor(name: str) -> str:
 def _colours() -> str:
   """CSS variables of both colour schemes, and the ramp of commit steps."""
   light = ''.join(f'{name}:{colour};'
-                  for colour, (name, _) in figures.VARIABLES.items())
+                  for colour, (name, _) in panels_lib.VARIABLES.items())
   dark = ''.join(f'{name}:{colour};'
-                 for name, colour in figures.VARIABLES.values())
+                 for name, colour in panels_lib.VARIABLES.values())
   steps = ''.join(
       f'.s{i}{{background:{colour};color:{ink}}}'
       for i, (colour, ink) in enumerate(_RAMP))
@@ -173,7 +174,7 @@ def _cell(cell: tables.Cell) -> str:
   return text + (f'<small>{_text(cell.small)}</small>' if cell.small else '')
 
 
-def panels_html(panels: Sequence[figures.Panel]) -> str:
+def panels_html(panels: Sequence[panels_lib.Panel]) -> str:
   if not panels:
     return ''
   return '<div class="panels">' + ''.join(
@@ -192,14 +193,16 @@ def _example(index: int, example: Mapping[str, Any]) -> str:
     history += (f'<li><bdi>{_text(title)}</bdi> '
                 f'<small>{_text(small)}</small></li>')
   is_open = ' open' if index == 0 else ''
+  trace = examples_lib.words(example)
+  if trace:
+    trace = f'<h3>Trace</h3><blockquote>{_text(trace)}</blockquote>'
   return (
       f'<details{is_open}><summary>'
       f'{_text(examples_lib.heading(index, example))}</summary>'
       f'<p>{_text(examples_lib.verdict(example))}.</p>'
       f'<h3>History, oldest first</h3><ol>{history}</ol>'
       f'{table_html(examples_lib.orders(example), "orders")}'
-      f'<h3>Trace</h3><blockquote>{_text(example["trace"])}</blockquote>'
-      f'<h3>Response</h3>{_tokens(example)}</details>\n')
+      f'{trace}<h3>Response</h3>{_tokens(example)}</details>\n')
 
 
 def _tokens(example: Mapping[str, Any]) -> str:

@@ -42,6 +42,18 @@ JUDGE = {'pairs': '50', 'A': '17', 'B': '9', 'tie': '24',
 JUDGE_NOTE = ('Published, not measured here: Diffusion-GR2 (arXiv 2607.01170), '
               'Qwen3-8B on Amazon Beauty, another judge.')
 
+# The report's rows that its own stand for, in the order of the table.
+_ROWS = ('pre_rank', 'ar', 'naive', 'cft', 'opd', 'rl')
+
+
+def accuracy(metric: str) -> dict[str, float]:
+  """Published values by the report's row; none of metrics it doesn't have."""
+  if tables.short(metric) not in ACCURACY.columns:
+    return {}
+  column = ACCURACY.columns.index(tables.short(metric)) - 1
+  return {row: float(values[column])
+          for row, (_, *values) in zip(_ROWS, _ACCURACY, strict=True)}
+
 
 def _table(title, columns, lines, note=_NOTE) -> tables.Table:
   return tables.Table(

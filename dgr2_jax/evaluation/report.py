@@ -17,7 +17,7 @@ what does not apply, sections marked ? may be absent:
     timing          nested; floats are seconds, but for names that end in
                     _per_second, whole numbers are counts
     environment     nested, anything
-    stages?         list of `rows.build_stage`: each stage against the one before
+    stages?         list of `rows.build_stage`: each against the one before
     model?          nested, anything: parameters, block size, vocabulary, ...
     examples?       list, see `examples`
     commits?        list of {row, threshold, block_size, steps}: of some
@@ -47,6 +47,7 @@ import numpy as np
 from dgr2_jax.evaluation import examples as examples_lib
 from dgr2_jax.evaluation import figures
 from dgr2_jax.evaluation import page
+from dgr2_jax.evaluation import panels as panels_lib
 from dgr2_jax.evaluation import paper
 from dgr2_jax.evaluation import rows as rows_lib
 from dgr2_jax.evaluation import tables
@@ -56,13 +57,15 @@ SECTIONS = ('title', 'command', 'dataset', 'conditional', 'unconditional',
             'rows', 'frontier', 'timing', 'environment')
 
 
-def write(workdir: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+def write(workdir: str | os.PathLike[str], content: Mapping[str, Any],
+          curves: Sequence[panels_lib.Panel] | None = None) -> None:
   """Writes the report; every file appears whole, report.json last.
 
   Args:
     workdir: an existing directory, with or without metrics.jsonl.
     content: see above. NumPy becomes plain numbers and lists, a figure that is
       not finite None, anything else that JSON lacks its `str`.
+    curves: training curves, instead of those of metrics.jsonl.
 
   Raises:
     ValueError: a section is missing.
@@ -70,11 +73,13 @@ def write(workdir: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
   """
   content = _checked(content)
   workdir = pathlib.Path(workdir)
+  if curves is None:
+    curves = figures.curves(read_metrics(workdir / 'metrics.jsonl'))
   panels = {
+      'Results': figures.ladder(content),
       'Frontier': figures.frontier(content),
       'Steps': [*figures.spans(content), *figures.commits(content)],
-      'Training curves': figures.curves(
-          read_metrics(workdir / 'metrics.jsonl'))}
+      'Training curves': curves}
   published = ()
   if content['dataset'].get('paper_reference'):
     published = (paper.ACCURACY, paper.FRONTIER)
@@ -191,7 +196,7 @@ def _plain(value: Any) -> Any:
   return str(value)
 
 
-def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
+def _markdown(content, lines, panels: Mapping[str, Sequence[panels_lib.Panel]],
               published: Sequence[tables.Table]) -> str:
   """report.md; figures are links to files beside it."""
   parts = [f'# {_escape(content["title"])}',
@@ -202,7 +207,7 @@ def _markdown(content, lines, panels: Mapping[str, Sequence[figures.Panel]],
     if blocks:
       parts.extend([f'## {name}', *blocks])
 
-  section('Results', *map(markdown_table, (
+  section('Results', _images(panels['Results']), *map(markdown_table, (
       tables.accuracy(content), tables.differences(content),
       tables.stages(content), tables.validity(content),
       tables.reasoning(content), tables.unconditional(content))))
@@ -260,7 +265,7 @@ def _markdown_example(index: int, example: Mapping[str, Any]) -> list[str]:
           f'Trace:\n\n{trace}']
 
 
-def _images(panels: Sequence[figures.Panel]) -> str:
+def _images(panels: Sequence[panels_lib.Panel]) -> str:
   return '\n'.join(f'![{_escape(panel.title)}](figures/{panel.name}.png)'
                    for panel in panels)
 

@@ -192,6 +192,15 @@ def stages(content: Mapping[str, Any]) -> Table:
       text_columns=3)
 
 
+def _filled(table: Table) -> Table:
+  """A table without the figures that no row has, as earlier reports lack."""
+  kept = [i for i in range(len(table.columns)) if i < table.text_columns
+          or any(row[i].text != NONE for row in table.rows)]
+  return dataclasses.replace(
+      table, columns=tuple(table.columns[i] for i in kept),
+      rows=tuple(tuple(row[i] for i in kept) for row in table.rows))
+
+
 def validity(content: Mapping[str, Any]) -> Table:
   """What became of the responses, for rows that write one."""
   rates = ('valid_rate', 'duplicate_rate', 'omission_rate', 'out_of_set_rate',
@@ -205,7 +214,7 @@ def validity(content: Mapping[str, Any]) -> Table:
         Cell(row['name']), *(Cell(number(row[rate])) for rate in rates),
         *(Cell(number(lenient.get(name))) for name in rows_lib.KEY_METRICS),
         *_tokens_per_forward(row)))
-  return Table(
+  return _filled(Table(
       'Validity',
       ('row', 'valid', 'duplicate', 'omission', 'out of set', 'overflow',
        'parsed', *(f'lenient {short(n)}' for n in rows_lib.KEY_METRICS),
@@ -214,7 +223,7 @@ def validity(content: Mapping[str, Any]) -> Table:
       'Valid: exactly one permutation of the candidates. Each other response '
       'counts in one class, the first that applies. Lenient: metrics when '
       'broken answers are repaired instead of dropped. TPF: tokens per '
-      'forward of the model, prefill and commit passes included.')
+      'forward of the model, prefill and commit passes included.'))
 
 
 def reasoning(content: Mapping[str, Any]) -> Table:
@@ -281,7 +290,7 @@ def frontier(content: Mapping[str, Any]) -> Table:
        Cell(number(point['tokens_per_second'], 0)),
        Cell(number(point['speedup'], 2)))
       for point in content['frontier'])
-  return Table(
+  return _filled(Table(
       'Quality and speed',
       ('row', 'decoding', 'n', *map(short, rows_lib.KEY_METRICS),
        *(f'kept {short(name)}' for name in rows_lib.KEY_METRICS), 'valid',
@@ -290,8 +299,8 @@ def frontier(content: Mapping[str, Any]) -> Table:
       'Small: 95% interval of the paired difference to the ar mode of the '
       'same weights, which speed-up refers to as well; bold where it excludes '
       "zero. Kept: share of the ar row's gain over the retriever. Plots: "
-      f'hollow points have less than {VALID_ENOUGH:.0%} valid responses.',
-      text_columns=2)
+      f'hollow points have less than {VALID_ENOUGH:.0%} valid responses, bars '
+      'are the intervals of the differences.', text_columns=2))
 
 
 def floors(content: Mapping[str, Any]) -> Table:

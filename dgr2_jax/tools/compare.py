@@ -28,6 +28,7 @@ from dgr2_jax.evaluation import intervals
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import outcomes
 from dgr2_jax.evaluation import page
+from dgr2_jax.evaluation import panels as panels_lib
 from dgr2_jax.evaluation import rows as rows_lib
 from dgr2_jax.evaluation import tables
 from dgr2_jax.training import workdir as workdir_lib
@@ -39,6 +40,16 @@ _COMPARED = (('recall@1', 'Recall@1', 3), ('ndcg@3', 'NDCG@3', 3),
              ('tokens_per_second', 'Tokens per second', 0))
 _PAIRED = (*rows_lib.KEY_METRICS, 'valid_rate')
 _RESAMPLES = 2000
+
+# What is read of a report, of its rows and of its points.
+_NUMBER, _MAYBE = (int, float), (int, float, type(None))
+_REPORT = {'title': str, 'dataset': dict, 'conditional': int, 'rows': list,
+           'frontier': list}
+_ROW = {'name': str}
+_POINT = {'row': str, 'mode': str, 'threshold': _MAYBE, 'n': int,
+          'floor': dict, 'ci': (dict, type(None)), 'valid_rate': _MAYBE,
+          'tokens_per_forward': _MAYBE, 'tokens_per_second': _MAYBE,
+          **dict.fromkeys(rows_lib.KEY_METRICS, _NUMBER)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +92,59 @@ def load(letter: str, path: pathlib.Path) -> Run:
   """Reads a working directory or a report.json.
 
   Raises:
-    ValueError: there is no report, or it is none.
+    ValueError: there is no report, or it is none of this version.
   """
   path = path / 'report.json' if path.is_dir() else path
   try:
-    content = json.loads(path.read_text(encoding='utf-8'))
-    missing = {'title', 'dataset', 'rows', 'frontier'} - content.keys()
-  except (OSError, ValueError, AttributeError) as e:
+    text = path.read_text(encoding='utf-8')
+    content = json.loads(text, parse_constant=_refuse)
+  except (OSError, ValueError, RecursionError) as e:
     raise ValueError(f'{path}: expected a report of dgr2_jax.main ({e}).'
                      ) from e
-  if missing:
-    raise ValueError(f'{path}: a report without {", ".join(sorted(missing))}.')
+  try:
+    _check(content)
+  except ValueError as e:
+    raise ValueError(f'{path}: not a report of this version: {e}.') from e
   config = None
   if (path.parent / 'config.json').exists():
     config = workdir_lib.flatten(
         workdir_lib.read_config(path.parent).to_dict())
   return Run(letter, path, content, config)
+
+
+def _refuse(constant: str) -> None:
+  raise ValueError(f'{constant} is no figure')
+
+
+def _check(content: Any) -> None:
+  """Raises ValueError with what is read of a report and is not so."""
+  _expect('', content, _REPORT)
+  for i, row in enumerate(content['rows']):
+    _expect(f'rows[{i}]', row, _ROW)
+    _expect(f'rows[{i}]', row, {
+        name: _MAYBE for name, *_ in _COMPARED if name in row})
+  for i, point in enumerate(content['frontier']):
+    where = f'frontier[{i}]'
+    _expect(where, point, _POINT)
+    keys = rows_lib.KEY_METRICS
+    _expect(f'{where}.floor', point['floor'], dict.fromkeys(keys, _NUMBER))
+    if point['ci'] is not None:
+      _expect(f'{where}.ci', point['ci'], dict.fromkeys(keys, list))
+      for name in keys:
+        bounds = dict(enumerate(point['ci'][name]))
+        _expect(f'{where}.ci.{name}', bounds, {0: _NUMBER, 1: _NUMBER})
+
+
+def _expect(where: str, value: Any, fields: Mapping[Any, Any]) -> None:
+  """Raises ValueError unless a value has the fields, of these types."""
+  if not isinstance(value, dict):
+    raise ValueError(f'{where or "it"} is a {type(value).__name__}')
+  for name, kinds in fields.items():
+    place = f'{where}.{name}' if where else name
+    if name not in value:
+      raise ValueError(f'{place} is missing')
+    if not isinstance(value[name], kinds) or isinstance(value[name], bool):
+      raise ValueError(f'{place} is a {type(value[name]).__name__}')
 
 
 def per_request(path: pathlib.Path, targets: Sequence[int],
@@ -198,11 +246,12 @@ def differing_fields(runs: Sequence[Run]) -> tables.Table:
       text_columns=1 + len(runs))
 
 
-def overlaid(runs: Sequence[Run]) -> list[figures.Panel]:
-  """The frontiers of all runs in the same axes."""
-  return figures.frontier({'rows': [], 'frontier': [
-      {**point, 'row': f'{run.letter} {point["row"]}'}
-      for run in runs for point in run.content['frontier']]})
+def overlaid(runs: Sequence[Run]) -> list[panels_lib.Panel]:
+  """The frontiers of all runs in the same axes, the first one's labelled."""
+  points = [{**point, 'row': f'{run.letter} {point["row"]}'}
+            for run in runs for point in run.content['frontier']]
+  first = {point['row'] for point in points[:len(runs[0].content['frontier'])]}
+  return figures.frontier({'rows': [], 'frontier': points}, first)
 
 
 def headline(runs: Sequence[Run]) -> list[str]:

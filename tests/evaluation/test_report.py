@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dgr2_jax.evaluation import examples
-from dgr2_jax.evaluation import figures
 from dgr2_jax.evaluation import metrics
 from dgr2_jax.evaluation import reasoning
 from dgr2_jax.evaluation import report
@@ -17,6 +16,7 @@ from dgr2_jax.evaluation import rows
 
 C = 10
 PANELS = [
+    'ladder_recall_1', 'ladder_ndcg_3',
     *(f'frontier_{metric}_{axis}' for metric in ('recall_1', 'ndcg_3')
       for axis in ('tokens_per_forward', 'tokens_per_second')),
     'spans', 'commits_cft_0_9',
@@ -256,6 +256,7 @@ def test_reports_of_earlier_versions(content, tmp_path):
   report.write(tmp_path, old)
   page = (tmp_path / 'report.html').read_text()
   assert '>Reasoning<' not in page and '>Steps<' not in page
+  assert '>reasoning TPF<' not in page and '>answer TPF<' in page
 
 
 def test_markdown_links_exist_and_rows_have_equal_cells(workdir):
@@ -317,20 +318,23 @@ def test_commit_steps_count_within_blocks():
   assert examples.commit_steps(calls, 4) == [0, 2, 1, 2, 0, 0, 2, 1]
 
 
-def test_curves_keep_the_last_value_of_a_step():
-  panels = figures.curves([
-      {'stage': 'cft', 'step': 1, 'train/loss': 2.0},
-      {'stage': 'cft', 'step': 1, 'train/loss': None},
-      {'stage': 'cft', 'step': 2, 'train/loss': 1.0, 'note': 'x'}])
-  assert [p.name for p in panels] == ['curves_cft_loss']
+def test_examples_show_each_kind_first():
+  n = 20
+  targets = np.full(n, 2)
+  targets[0] = -1
+  orders, failures = np.tile(np.arange(C), (n, 1)), ['valid'] * n
+  choose = lambda count=5: examples.choose(targets, orders, failures, count)
+  assert choose() == [1, 5, 10, 14, 19]
+  orders[0] = orders[7] = [2, 0, 1, *range(3, C)]  # 0 has no target
+  orders[12] = [0, 1, 3, 2, *range(4, C)]
+  failures[9] = 'overflow'
+  assert choose() == [7, 12, 9, 1, 5]
+  assert choose(2) == [7, 12] and choose(0) == []
+  assert len(set(choose(30))) == n - 1
+  assert examples.choose(targets[:1], orders[:1], failures[:1], 5) == []
 
 
-def test_ramp_is_legible():
-  def luminance(colour):
-    rgb = np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)]) / 255
-    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055)**2.4)
-    return rgb @ [0.2126, 0.7152, 0.0722]
-
-  for colour, ink in figures.ramp(10):
-    light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= 4.5
+def test_a_trace_of_tokens_is_not_shown_twice():
+  tokens = [{'text': '<|grade_1|>'}, {'text': '<|c1|>'}]
+  assert examples.words({'tokens': tokens, 'trace': '<|grade_1|>'}) == ''
+  assert examples.words({'tokens': tokens, 'trace': 'Fits.'}) == 'Fits.'

@@ -131,13 +131,43 @@ def test_stale_responses_are_told(tmp_path):
 
 @pytest.mark.parametrize('content, message', [
     (None, 'expected a report'), ('{', 'expected a report'),
-    ('[]', 'expected a report'), ('{"rows": []}', 'without dataset')])
+    ('{"title": NaN}', 'NaN is no figure'), ('[]', 'it is a list'),
+    ('{"rows": []}', 'title is missing')])
 def test_no_report(tmp_path, content, message):
   a = _run(tmp_path, 'a', 0)[0]
   if content is not None:
     (tmp_path / 'report.json').write_text(content)
   with pytest.raises(SystemExit, match=f'error: .*{message}'):
     compare.main([str(a), str(tmp_path), f'--output={tmp_path}'])
+
+
+def _without(key, **changes):
+  def change(content):
+    point, = content['frontier']
+    point.pop(key)
+    point.update(changes)
+  return change
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda c: c.pop('conditional'), 'conditional is missing'),
+    (lambda c: c.update(rows='cft'), 'rows is a str'),
+    (lambda c: c['rows'].append('cft'), r'rows\[2\] is a str'),
+    (lambda c: c['rows'][1].update({'recall@1': 'x'}), r'recall@1 is a str'),
+    (lambda c: c.update(frontier={}), 'frontier is a dict'),
+    (_without('threshold'), r'frontier\[0\].threshold is missing'),
+    (_without('floor', floor={}), r'floor.recall@1 is missing'),
+    (_without('ci', ci={'recall@1': [0.], 'ndcg@3': []}), 'ci.recall@1.1 is'),
+    (_without('valid_rate', valid_rate=True), 'valid_rate is a bool')])
+def test_a_broken_report_is_one_line(tmp_path, change, message):
+  a, b = (_run(tmp_path, name, 0)[0] for name in 'ab')
+  content = json.loads((b / 'report.json').read_text())
+  change(content)
+  (b / 'report.json').write_text(json.dumps(content))
+  with pytest.raises(SystemExit, match=message) as e:
+    compare.main([str(a), str(b), f'--output={tmp_path}'])
+  begin = f'error: {b / "report.json"}: not a report of this version: '
+  assert str(e.value).startswith(begin) and '\n' not in str(e.value)
 
 
 def test_published_reports_compare():
