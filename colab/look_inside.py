@@ -151,6 +151,9 @@ fig.colorbar(image, label='step within its block (8: or later)')
 plt.show()
 
 # %%
+END = data.tokenizer.decode([data.tokenizer.eos_id])
+
+
 def kind_of(name, in_answer):
   if name.startswith('<|grade_'):
     return 'grades'
@@ -158,7 +161,7 @@ def kind_of(name, in_answer):
     return 'answer' if in_answer else 'choice'
   if re.fullmatch(r'<\|(\w+_\d ?)+\|>', name):
     return 'facts'
-  return 'end' if name in (tokens.ANSWER, names[-1]) else 'pattern'
+  return 'end' if name in (tokens.ANSWER, END) else 'pattern'
 
 
 KINDS = ('pattern', 'facts', 'grades', 'choice', 'answer')

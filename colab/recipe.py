@@ -11,7 +11,6 @@ import json
 import pathlib
 import runpy
 import textwrap
-import time
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,10 +33,8 @@ for line in workdir.differences(
 
 def run(stage):
   """As `python -m dgr2_jax.main --stage=STAGE`; a complete stage is kept."""
-  begin = time.monotonic()
   with workdir.open_workdir(WORKDIR, config) as directory:
     stages.run(config, directory, stage)
-  print(f'{stage}: {time.monotonic() - begin:.0f} s')
 
 
 # %% [markdown]
@@ -72,26 +69,33 @@ for what in ('prompt', 'response'):
 #
 # | stage | what it does |
 # |---|---|
-# | `ar_sft` | an autoregressive (AR) re-ranker learns the responses |
-# | `ar_rl` | it is rewarded for its own responses: this is the teacher |
+# | `ar_sft` | an autoregressive (AR) re-ranker, the teacher, learns responses |
 # | `convert` | the same weights, with a mask token |
 # | `cft` | conversion fine-tuning: they learn to fill in masked blocks |
 # | `opd` | on-policy distillation: the teacher scores the student's responses |
 # | `rl` | the student is rewarded for its own responses |
 #
 # Each stage starts from the weights of the one before. An on-policy stage keeps
-# those it began with unless later ones validate better.
+# those it began with unless later ones validate better. (The quickstart also
+# has `ar_rl`, reinforcement learning of the teacher.) Below, what validations
+# saw: on-policy stages are validated on sampled responses.
 
 # %%
 for stage in config.recipe:
   run(stage)
+metrics = report.read_metrics(WORKDIR / 'metrics.jsonl')
+print('stage    step  Recall@1  valid  reward  tokens a forward')
+for m in metrics:
+  if 'validation/reward' in m:
+    print(f'{m["stage"]:8} {m["step"]:4} {m["validation/recall@1"]:9.3f} '
+          f'{m["validation/valid_rate"]:6.3f} {m["validation/reward"]:7.3f} '
+          f'{m["validation/tokens_per_forward"]:17.2f}')
 
 # %%
-metrics = report.read_metrics(WORKDIR / 'metrics.jsonl')
 fig, panels = plt.subplots(1, 2, figsize=(9, 3))
 for panel, names, key, label in (
     (panels[0], ('ar_sft', 'cft'), 'train/loss', 'loss, nats a token'),
-    (panels[1], ('ar_rl', 'opd', 'rl'), 'validation/reward',
+    (panels[1], ('opd', 'rl'), 'validation/reward',
      'reward in validation')):
   for name in names:
     points = [(m['step'], m[key]) for m in metrics

@@ -82,7 +82,7 @@ config = runpy.run_path(ROOT / 'configs' / 'forkme.py')['get_config']()
 config.data.update(path=str(DATA), name='bookshop')
 config.recipe = ('ar_sft', 'convert', 'cft')
 config.ar_sft.update(steps=200, eval_every=200, batch_size=16)
-config.cft.update(steps=400, eval_every=400, batch_size=16)
+config.cft.update(steps=300, eval_every=300, batch_size=16)
 with workdir.open_workdir(WORKDIR, config) as directory:
   for stage in ('prepare', *config.recipe):
     stages.run(config, directory, stage)
@@ -132,7 +132,7 @@ print(textwrap.fill(answer.explanation, 80), '\n')
 written = collections.defaultdict(list)
 for token in answer.trace:
   written[token.forward].append(token.text)
-for forward, texts in written.items():
+for forward, texts in sorted(written.items()):
   print(textwrap.fill(f'forward {forward}: {" ".join(texts)}', 80,
                       subsequent_indent='    '))
 
@@ -160,31 +160,39 @@ for item, grade in zip(request.candidates, grades):
 # %% [markdown]
 # ## What if?
 #
-# Reasoning is worth reading if it moves with the request. The first reader's
-# last purchase is exchanged for the book before one of the last candidates in
-# its series: do the candidate's grade and place change?
+# Reasoning is worth reading if it moves with the request. A reader buys one
+# more book: the volume before one of the candidates. Do the sequel's grade and
+# place change?
 
 # %%
-series = [c for c in request.candidates[5:]
-          if int(c[4:]) % shop['VOLUMES']]  # not a first volume
-wanted = series[0] if series else request.candidates[-1]
-before = f'book{int(wanted[4:]) - 1:03d}'
-history = [i for i in request.history[:-1] if i != before]
-other = dgr2_jax.Request(
-    history=[*history, next(b for b in books if b['item_id'] == before)],
-    candidates=request.candidates)
-print(f'bought now: {title_of[before]}\nits sequel: {title_of[wanted]}')
-if before in request.candidates:
-  other = request  # already bought and offered at once: nothing to ask
-told = reranker.rerank([other])[0]
-print(f'place {answer.ranking.index(wanted) + 1} before, '
-      f'{told.ranking.index(wanted) + 1} now')
+def volume_before(book):
+  number = int(book.removeprefix('book'))
+  return f'book{number - 1:03d}' if number % shop['VOLUMES'] else None
+
+
+def apart(book, request):
+  """Whether the request has a sequel without the volume before it."""
+  before = volume_before(book)
+  return before and before not in (*request.history, *request.candidates)
+
+
+place, sequel = next((i, c) for i, r in enumerate(asked)
+                     for c in r.candidates[5:] if apart(c, r))
+request, answer = asked[place], answers['threshold'][place]
+bought = volume_before(sequel)
+told, = reranker.rerank([dgr2_jax.Request(
+    history=[*request.history,
+             next(book for book in books if book['item_id'] == bought)],
+    candidates=request.candidates)])
+print(f'bought: {title_of[bought]}\nsequel: {title_of[sequel]}, at place '
+      f'{answer.ranking.index(sequel) + 1} before, '
+      f'{told.ranking.index(sequel) + 1} then')
 plt.figure(figsize=(7, 2.5))
-for shift, name, given in ((-.2, 'as asked', answer), (.2, 'what if', told)):
+for shift, name, given in ((-.2, 'before', answer), (.2, 'then', told)):
   if grades_of(given):
     plt.bar(np.arange(10) + shift, grades_of(given), .4, label=name)
-plt.axvspan(*(request.candidates.index(wanted) + np.array([-.5, .5])),
-            color='.92', zorder=0, label='the sequel')
+number = request.candidates.index(sequel)
+plt.axvspan(number - .5, number + .5, color='.92', zorder=0, label='sequel')
 plt.xticks(range(10), range(1, 11))
 plt.xlabel('candidate')
 plt.ylabel('grade, 0 to 4')

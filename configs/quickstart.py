@@ -5,7 +5,8 @@
 Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
 
     full     mid-training before ar_sft; RQ-VAE ids, which prompts show
-    short    fewer shoppers and steps: it learns less, in a third of the time
+    short    fewer shoppers and steps, no ar_rl: it learns less, in a third of
+             the time
     smoke    tiny data and a handful of steps: it shows that everything runs,
              not that it learns
     sasrec   another retriever, of `data.retriever.kind`; or generative
@@ -228,10 +229,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_requests=24,
       timing_repetitions=3)
   if 'short' in variants:
+    c.recipe = tuple(stage for stage in c.recipe if stage != 'ar_rl')
     c.data.embedded.num_users = 1500
     c.ar_sft.update(steps=400, eval_every=400)
-    c.cft.update(steps=800, eval_every=400)
-    for stage in (c.ar_rl, c.opd, c.rl):
+    c.cft.update(steps=400, eval_every=400)
+    for stage in (c.opd, c.rl):
       stage.update(steps=8, eval_every=4, eval_requests=128, warmup_steps=2)
     c.evaluate.update(thresholds=(1.0, 0.9, 0.4), constrained_ar=False,
                       timing_requests=8, timing_repetitions=2)

@@ -15,7 +15,22 @@ BUILD = runpy.run_path(str(COLAB / 'build.py'))
 CELLS = BUILD['cells']
 SOURCES = sorted(set(COLAB.glob('*.py')) - {COLAB / 'build.py'})
 # What makes a run short, by notebook.
-FEW = {'block_diffusion': {'STEPS = 600': 'STEPS = 2'}}
+FEW = {
+    'block_diffusion': {'STEPS = 600': 'STEPS = 2'},
+    'recipe': {"get_config('short')": """get_config('smoke')
+config.recipe = ('ar_sft', 'convert', 'cft')
+config.evaluate.update(thresholds=(.9,), constrained_ar=False)
+"""},
+    'look_inside': {"['get_config']('short')": "['get_config']('smoke')"},
+    'your_data': {'ar_sft.update(': """model.num_layers = 1
+config.boosted.iterations = 10
+config.data.max_train_requests = 64
+config.ar_sft.update(eval_requests=16, checkpoint_every=2, """,
+                  'cft.update(': """cft.update(
+    eval_requests=16, checkpoint_every=2, """,
+                  'steps=200, eval_every=200': 'steps=2, eval_every=2',
+                  'steps=300, eval_every=300': 'steps=2, eval_every=2',
+                  'batch_size=16': 'batch_size=4'}}
 
 
 @pytest.fixture(scope='module')
@@ -47,9 +62,9 @@ def test_what_is_committed_is_the_source_executed(source):
 
 def test_badge_and_installation():
   title, install, first = CELLS(
-      'one', '# %% [markdown]\n# # One\n# %%\nx = 1\n')
+      'one', '# %% [markdown]\n# # One\n#\n# Text.\n# %%\nx = 1\n')
   assert ''.join(title['source']).startswith('# One\n\n[![Open in Colab](')
-  assert f'{BUILD["COLAB"]}/blob/main/colab/one.ipynb' in title['source'][2]
+  assert f'({BUILD["COLAB"]}/blob/main/colab/one.ipynb)\n' in title['source'][2]
   assert BUILD['COLAB'].startswith(
       'https://colab.research.google.com/github/dgr2')
   assert first['source'] == ['x = 1']
@@ -75,7 +90,9 @@ def test_installation_on_colab(runtime, extra, monkeypatch):
   assert what == f'{folder}{extra}' and sys.path[0] == str(folder)
 
 
-@pytest.mark.parametrize('source', SOURCES, ids=lambda path: path.stem)
+# In the order of FEW: look_inside goes on from the model of recipe.
+@pytest.mark.parametrize('source', [COLAB / f'{name}.py' for name in FEW],
+                         ids=lambda path: path.stem)
 def test_it_runs_from_the_top(source, tmp_path, shared):
   text = source.read_text(encoding='utf-8')
   for long, short in FEW[source.stem].items():
