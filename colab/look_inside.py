@@ -213,7 +213,7 @@ for name, (rollout, _) in ways.items():
     panels[0].plot(place, differ.sum(0) / count, label=name)
   sure = np.where(there, np.exp(rollout.logprob), 0.).sum(0) / count
   panels[1].plot(place, sure, label=name)
-for panel, label in zip(panels, ("tokens that are not the teacher's",
+for panel, label in zip(panels, ("share unlike the teacher's token",
                                  'mean probability when committed')):
   for start in range(size, len(place), size):
     panel.axvline(start - .5, color='.8')
