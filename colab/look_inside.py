@@ -123,9 +123,8 @@ plt.show()
 #
 # The step within its block that committed each token. A block's first token is
 # known before its first step: the forward that keeps the block before predicts
-# it. Lines divide blocks. What depends on nothing undecided, such as facts that
-# are copied from the prompt, comes in one step; an order has to be settled
-# entry by entry.
+# it. Lines divide blocks. Facts can be copied from the prompt side by side;
+# entries of an order depend on each other.
 
 # %%
 def steps_of(rollout):
@@ -202,23 +201,24 @@ for name, which in (('teacher right', teacher), ('teacher wrong', ~teacher)):
 # probability when it was committed.
 
 # %%
-fig, panels = plt.subplots(1, 2, figsize=(10, 3), layout='constrained')
+fig, panels = plt.subplots(1, 2, figsize=(8, 2.6), layout='constrained')
 reference = ways['teacher, AR'][0]
-for name, (rollout, _) in ways.items():
+for colour, (name, (rollout, _)) in zip('krb', ways.items()):
   place = np.arange(rollout.tokens.shape[1])
   there = (place < np.minimum(rollout.length, reference.length)[:, None])
   count = np.maximum(there.sum(0), 1)
   differ = (rollout.tokens != reference.tokens) & there
   if rollout is not reference:
-    panels[0].plot(place, differ.sum(0) / count, label=name)
+    panels[0].plot(place, differ.sum(0) / count, label=name,
+                   color=colour)
   sure = np.where(there, np.exp(rollout.logprob), 0.).sum(0) / count
-  panels[1].plot(place, sure, label=name)
+  panels[1].plot(place, sure, label=name, color=colour)
 for panel, label in zip(panels, ("share unlike the teacher's token",
                                  'mean probability when committed')):
   for start in range(size, len(place), size):
     panel.axvline(start - .5, color='.8')
-  panel.set(xlabel='token of the response', ylabel=label)
-  panel.legend()
+  panel.set(xlabel='token of the response', title=label)
+panels[1].legend()
 plt.show()
 
 # %% [markdown]
@@ -315,7 +315,7 @@ for i, failure in enumerate(outcome.failures):
     wrong[cause_of(i)].append(i)
 plt.figure(figsize=(6, 1.8))
 plt.barh(list(wrong), list(map(len, wrong.values())), color='#7cb5f2')
-plt.xlabel(f'requests, of {len(targets)}')
+plt.xlabel(f'test requests, of {len(targets)}')
 plt.show()
 
 # %% [markdown]

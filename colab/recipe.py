@@ -92,7 +92,7 @@ for m in metrics:
           f'{m["validation/tokens_per_forward"]:17.2f}')
 
 # %%
-fig, panels = plt.subplots(1, 2, figsize=(9, 3))
+fig, panels = plt.subplots(1, 2, figsize=(9, 3), layout='constrained')
 for panel, names, key, label in (
     (panels[0], ('ar_sft', 'cft'), 'train/loss', 'loss, nats a token'),
     (panels[1], ('opd', 'rl'), 'validation/reward',
@@ -129,7 +129,8 @@ plt.bar([row['name'] for row in rows], value,
 plt.axhline(dataset['oracle']['recall@1'], color='k', linestyle=':',
             label='oracle, who knows how shoppers are drawn')
 plt.ylabel('Recall@1, 95 % interval')
-plt.legend(loc='lower right')
+plt.ylim(0, 1)
+plt.legend(loc='upper left')
 plt.show()
 
 # %% [markdown]
@@ -143,7 +144,7 @@ plt.show()
 # with the share of valid responses.
 
 # %%
-fig, panels = plt.subplots(1, 2, figsize=(9, 3.2))
+fig, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout='constrained')
 for panel, key, label in ((panels[0], 'recall@1', 'Recall@1'),
                           (panels[1], 'valid_rate', 'valid responses')):
   for point in content['frontier']:
@@ -153,7 +154,6 @@ for panel, key, label in ((panels[0], 'recall@1', 'Recall@1'),
                    xytext=(5, 5), textcoords='offset points')
   panel.set(xlabel='response tokens a forward', ylabel=label)
   panel.margins(.2)
-plt.tight_layout()
 plt.show()
 
 # %% [markdown]

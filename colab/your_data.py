@@ -9,6 +9,7 @@
 # %%
 import collections
 import csv
+import dataclasses
 import json
 import pathlib
 import runpy
@@ -81,28 +82,38 @@ assert check_data.check(DATA, None, 5, 10)[1] == 0  # lines at fault
 config = runpy.run_path(ROOT / 'configs' / 'forkme.py')['get_config']()
 config.data.update(path=str(DATA), name='bookshop')
 config.recipe = ('ar_sft', 'convert', 'cft')
-config.ar_sft.update(steps=200, eval_every=200, batch_size=16)
-config.cft.update(steps=300, eval_every=300, batch_size=16)
+config.ar_sft.update(steps=400, eval_every=400, batch_size=16)
+config.cft.update(steps=500, eval_every=500, batch_size=16)
 with workdir.open_workdir(WORKDIR, config) as directory:
   for stage in ('prepare', *config.recipe):
     stages.run(config, directory, stage)
-summary = experiment_lib.Experiment(config, WORKDIR).data.summary
-print(f'requests whose target is among the retriever\'s ten: '
-      f'{summary["requests"]}\nof all users: {summary["hit_rate"]:.1%} (hit '
-      'rate): a re-ranker can only help there')
+experiment = experiment_lib.Experiment(config, WORKDIR)
+data = experiment.data
+print('requests whose target is among the retriever\'s ten:',
+      data.summary['requests'], '\nof all users: '
+      f'{data.summary["hit_rate"]:.1%}; a re-ranker can only help there')
 
 # %% [markdown]
 # ## Used
 #
 # A request is item ids: what was bought, oldest first, and ten candidates, as
-# your retriever gives them. `ar` writes a token a forward, `verify` writes the
-# same in fewer, `threshold` commits every token that is probable enough.
+# your retriever gives them; here, test requests. With `user_id`, what that user
+# bought later stays out of all counts, as a fair test needs. Mode `ar` writes a
+# token a forward, `verify` writes the same in fewer, `threshold` commits every
+# token that is probable enough.
 
 # %%
 reranker = dgr2_jax.Reranker.load(WORKDIR)
 title_of = {book['item_id']: book['title'] for book in books}
-asked = [dgr2_jax.Request(history=r['history'], candidates=r['candidates'])
-         for r in shop['requests'](rng, books, purchases)]
+
+
+def ids(indices):
+  return [data.items[i].item_id for i in indices]
+
+
+asked = [dgr2_jax.Request(history=ids(r.history), candidates=ids(r.candidates),
+                          user_id=data.dataset.users[r.user])
+         for r in data.requests('test')[:20]]
 answers = {mode: reranker.rerank(asked, mode=mode)
            for mode in ('ar', 'verify', 'threshold')}
 plt.figure(figsize=(7, 2.5))
@@ -111,6 +122,7 @@ for mode, given in answers.items():
   same = sum(a.ranking == b.ranking for a, b in zip(given, answers['ar']))
   print(f'{mode:9}: {sum(a.valid for a in given)} of {len(given)} valid, '
         f'{same} as ar, {np.mean([a.forwards for a in given]):.1f} forwards')
+plt.xticks(range(0, len(asked), 5))
 plt.xlabel('request')
 plt.ylabel('forwards, prefill included')
 plt.legend()
@@ -160,42 +172,23 @@ for item, grade in zip(request.candidates, grades):
 # %% [markdown]
 # ## What if?
 #
-# Reasoning is worth reading if it moves with the request. A reader buys one
-# more book: the volume before one of the candidates. Do the sequel's grade and
-# place change?
+# Reasoning is worth reading if it moves with the request. The same request
+# without the last purchase: which grades does that change?
 
 # %%
-def volume_before(book):
-  number = int(book.removeprefix('book'))
-  return f'book{number - 1:03d}' if number % shop['VOLUMES'] else None
-
-
-def apart(book, request):
-  """Whether the request has a sequel without the volume before it."""
-  before = volume_before(book)
-  return before and before not in (*request.history, *request.candidates)
-
-
-place, sequel = next((i, c) for i, r in enumerate(asked)
-                     for c in r.candidates[5:] if apart(c, r))
-request, answer = asked[place], answers['threshold'][place]
-bought = volume_before(sequel)
-told, = reranker.rerank([dgr2_jax.Request(
-    history=[*request.history,
-             next(book for book in books if book['item_id'] == bought)],
-    candidates=request.candidates)])
-print(f'bought: {title_of[bought]}\nsequel: {title_of[sequel]}, at place '
-      f'{answer.ranking.index(sequel) + 1} before, '
-      f'{told.ranking.index(sequel) + 1} then')
+fewer = dataclasses.replace(request, history=request.history[:-1])
+answer, told = reranker.rerank([request, fewer], mode='verify')
+print('not bought:', title_of[request.history[-1]])
+for when, given in (('before', answer), ('then', told)):
+  print(f'{when} would buy:', ', '.join(title_of[i] for i in given.ranking[:3]))
 plt.figure(figsize=(7, 2.5))
 for shift, name, given in ((-.2, 'before', answer), (.2, 'then', told)):
   if grades_of(given):
     plt.bar(np.arange(10) + shift, grades_of(given), .4, label=name)
-number = request.candidates.index(sequel)
-plt.axvspan(number - .5, number + .5, color='.92', zorder=0, label='sequel')
 plt.xticks(range(10), range(1, 11))
 plt.xlabel('candidate')
 plt.ylabel('grade, 0 to 4')
+plt.ylim(0, 4.2)
 plt.legend()
 plt.show()
 
@@ -208,8 +201,6 @@ plt.show()
 # responses that pass, with 95 % intervals.
 
 # %%
-experiment = experiment_lib.Experiment(config, WORKDIR)
-data = experiment.data
 targets = data.target_positions('test')
 rollout = responses.decode_split(
     experiment.model, experiment.restore('cft'),
@@ -245,8 +236,8 @@ plt.show()
 # %%
 known = next(b for b in books if b['item_id'] == request.history[-1])
 new = known | {'item_id': 'book900', 'title': 'The Latest One'}
-told, = reranker.rerank([dgr2_jax.Request(
-    history=request.history, candidates=[*request.candidates[:-1], new])])
+told, = reranker.rerank([dataclasses.replace(
+    request, candidates=[*request.candidates[:-1], new])], mode='verify')
 print(f'place of the new book: {told.ranking.index("book900") + 1} of '
       f'{len(told.ranking)}; valid: {told.valid}; new: {told.new_items}')
 
