@@ -13,6 +13,7 @@ setuptools.setup(
                 'with block diffusion, on TPUs and GPUs.',
     long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
+    url='https://github.com/dgr2-jax/dgr2_jax',
     license='Apache-2.0',
     packages=setuptools.find_packages(include=['dgr2_jax', 'dgr2_jax.*']),
     python_requires='>=3.11',

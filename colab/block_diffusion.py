@@ -4,9 +4,6 @@
 # A small transformer learns to sort twelve digits: once token by token, once
 # block by block, with the same weights. Every function here is the one that the
 # recipe uses. It takes a few minutes on two CPU cores.
-#
-# In Colab, get the project first and install it: `%pip install -q -e .` in its
-# folder.
 
 # %%
 import jax

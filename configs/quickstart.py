@@ -6,6 +6,8 @@ Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
 
     full     mid-training before ar_sft; RQ-VAE ids, which prompts show; the
              generative retriever, unless another is named
+    short    fewer shoppers and steps, no ar_rl: it learns less, in a third of
+             the time
     smoke    tiny data and a handful of steps: it shows that everything runs,
              not that it learns
     sasrec   another retriever, of `data.retriever.kind`; also generative and
@@ -52,12 +54,12 @@ _TRAINED = dict(
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` joins words of the list above by commas."""
   variants = set(filter(None, variant.split(',')))
-  retriever, *more = variants - {'full', 'smoke'} or {
+  retriever, *more = variants - {'full', 'short', 'smoke'} or {
       'generative' if 'full' in variants else 'cooccurrence'}
   if more:
     raise ValueError(f'configs/quickstart.py:{variant}: expected some of full, '
-                     'smoke and a retriever, joined by commas, or nothing '
-                     'after the colon')
+                     'short, smoke and a retriever, joined by commas, or '
+                     'nothing after the colon')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -275,6 +277,15 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_batch_size=1,
       timing_requests=24,
       timing_repetitions=3)
+  if 'short' in variants:
+    c.recipe = tuple(stage for stage in c.recipe if stage != 'ar_rl')
+    c.data.embedded.num_users = 1500
+    c.ar_sft.update(steps=400, eval_every=400)
+    c.cft.update(steps=400, eval_every=400)
+    for stage in (c.opd, c.rl):
+      stage.update(steps=8, eval_every=4, eval_requests=128, warmup_steps=2)
+    c.evaluate.update(thresholds=(1.0, 0.9, 0.4), constrained_ar=False,
+                      timing_requests=8, timing_repetitions=2)
   if 'smoke' in variants:
     if retriever in _TRAINED:
       c.data.retriever[retriever].update(

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import runpy
-import shutil
 import subprocess
 import sys
 
@@ -12,15 +11,37 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 COLAB = ROOT / 'colab'
-CELLS = runpy.run_path(str(COLAB / 'build.py'))['cells']
+BUILD = runpy.run_path(str(COLAB / 'build.py'))
+CELLS = BUILD['cells']
 SOURCES = sorted(set(COLAB.glob('*.py')) - {COLAB / 'build.py'})
-# What makes a run short.
-FEW = {'STEPS = 600': 'STEPS = 2'}
+# What makes a run short, by notebook.
+FEW = {
+    'block_diffusion': {'STEPS = 600': 'STEPS = 2'},
+    'recipe': {"get_config('short')": """get_config('smoke')
+config.recipe = ('ar_sft', 'convert', 'cft')
+config.evaluate.update(thresholds=(.9,), constrained_ar=False)
+"""},
+    'look_inside': {"['get_config']('short')": "['get_config']('smoke')"},
+    'your_data': {'ar_sft.update(': """model.num_layers = 1
+config.boosted.iterations = 10
+config.data.max_train_requests = 64
+config.ar_sft.update(eval_requests=16, checkpoint_every=2, """,
+                  'cft.update(': """cft.update(
+    eval_requests=16, checkpoint_every=2, """,
+                  'steps=400, eval_every=400': 'steps=2, eval_every=2',
+                  'steps=500, eval_every=500': 'steps=2, eval_every=2',
+                  'batch_size=16': 'batch_size=4'}}
+
+
+@pytest.fixture(scope='module')
+def shared(tmp_path_factory):
+  """Where notebooks keep their models: one goes on from another's."""
+  return tmp_path_factory.mktemp('models')
 
 
 def test_every_notebook_has_a_source():
   assert SOURCES and {path.stem for path in SOURCES} == {
-      path.stem for path in COLAB.glob('*.ipynb')}
+      path.stem for path in COLAB.glob('*.ipynb')} == set(FEW)
 
 
 @pytest.mark.parametrize('source', SOURCES, ids=lambda path: path.stem)
@@ -29,7 +50,7 @@ def test_what_is_committed_is_the_source_executed(source):
   cells = json.loads(path.read_text(encoding='utf-8'))['cells']
   outputs = [cell.pop('outputs', ()) for cell in cells]
   counts = [cell.pop('execution_count', None) for cell in cells]
-  want = CELLS(source.read_text(encoding='utf-8'))
+  want = CELLS(source.stem, source.read_text(encoding='utf-8'))
   for cell in want:
     cell.pop('outputs', None)
     cell.pop('execution_count', None)
@@ -39,19 +60,51 @@ def test_what_is_committed_is_the_source_executed(source):
   assert path.stat().st_size < 200_000
 
 
-@pytest.mark.parametrize('source', SOURCES, ids=lambda path: path.stem)
-def test_it_runs_from_the_top(source, tmp_path):
-  shutil.copy(COLAB / 'build.py', tmp_path)
+def test_badge_and_installation():
+  title, install, first = CELLS(
+      'one', '# %% [markdown]\n# # One\n#\n# Text.\n# %%\nx = 1\n')
+  assert ''.join(title['source']).startswith('# One\n\n[![Open in Colab](')
+  assert f'({BUILD["COLAB"]}/blob/main/colab/one.ipynb)\n' in title['source'][2]
+  assert BUILD['COLAB'].startswith(
+      'https://colab.research.google.com/github/dgr2')
+  assert first['source'] == ['x = 1']
+  source = ''.join(install['source'])
+  exec(source, {})  # installed already: does nothing
+  assert BUILD['REPOSITORY'] in source
+
+
+@pytest.mark.parametrize('runtime, extra', [
+    ({'TPU_ACCELERATOR_TYPE': 'v5e-1'}, '[tpu]'), ({}, '')])
+def test_installation_on_colab(runtime, extra, monkeypatch):
+  monkeypatch.delenv('TPU_ACCELERATOR_TYPE', raising=False)
+  for name, value in runtime.items():
+    monkeypatch.setenv(name, value)
+  ran = []
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  monkeypatch.setattr('pathlib.Path.exists', lambda path: False)
+  monkeypatch.setattr('subprocess.run', lambda a, check: ran.append(a))
+  monkeypatch.setattr('sys.path', list(sys.path))
+  exec(BUILD['INSTALL'], {})
+  (git, *_, folder), (python, *_, what) = ran
+  assert git == 'git' and python == sys.executable
+  assert what == f'{folder}{extra}' and sys.path[0] == str(folder)
+
+
+# In the order of FEW: look_inside goes on from the model of recipe.
+@pytest.mark.parametrize('source', [COLAB / f'{name}.py' for name in FEW],
+                         ids=lambda path: path.stem)
+def test_it_runs_from_the_top(source, tmp_path, shared):
   text = source.read_text(encoding='utf-8')
-  for long, short in FEW.items():
+  for long, short in FEW[source.stem].items():
     assert long in text
     text = text.replace(long, short)
+  text = text.replace("'/tmp/", f"'{shared}/")
   (tmp_path / source.name).write_text(text, encoding='utf-8')
   result = subprocess.run(
-      [sys.executable, str(tmp_path / 'build.py')], text=True,
-      capture_output=True, check=False,
+      [sys.executable, str(COLAB / 'build.py'), f'--sources={tmp_path}',
+       f'--output={tmp_path}'], text=True, capture_output=True, check=False,
       env=os.environ | {'PYTHONPATH': str(ROOT)})
   assert result.returncode == 0, result.stderr[-3000:]
   built = json.loads((tmp_path / f'{source.stem}.ipynb').read_text('utf-8'))
   assert [c['source'] for c in built['cells']] == [
-      c['source'] for c in CELLS(text)]
+      c['source'] for c in CELLS(source.stem, text)]

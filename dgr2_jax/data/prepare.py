@@ -346,6 +346,11 @@ class Prepared:
     with np.load(self._directory / 'scores.npz') as scores:
       return boosted.orders(scores[split])
 
+  def boosted_grades(self, split: str) -> np.ndarray:
+    """int64 [n, C], what the model is taught; see `boosted.grades`."""
+    with np.load(self._directory / 'scores.npz') as scores:
+      return boosted.grades(scores[split])
+
   def describe(self, items: Iterable[int]) -> list[dict[str, Any]]:
     """Items for people to read."""
     return [{'title': item.title, 'categories': list(item.categories),

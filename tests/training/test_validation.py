@@ -31,7 +31,7 @@ def _check(**changes):
 @pytest.mark.parametrize('path, variant', [
     *((path, ()) for path in sorted(_CONFIGS.glob('*.py'))),
     *((_CONFIGS / 'quickstart.py', (variant,)) for variant in (
-        'smoke', 'full', 'full,smoke', 'smoke,generative')),
+        'short', 'smoke', 'full', 'full,smoke', 'smoke,generative')),
     (_CONFIGS / 'beauty_small.py', ('sasrec',)),
     *((_CONFIGS / f'beauty_qwen3_{size}.py', ('published',))
       for size in ('0_6b', '8b'))], ids=str)
