@@ -6,15 +6,15 @@
         --config.mid_train.text=TEXT --config.mesh.fsdp=8 --multihost=auto \\
         --workdir=/mnt/shared/beauty_8b
 
-QWEN3 is the checkpoint's directory (docs/design.md, "Hugging Face checkpoints"),
-TRACES are reasoning traces that a model wrote (docs/traces.md), TEXT is a file
-of general text. Candidates are those of the co-occurrence retriever; GR2's come
+QWEN3 is the checkpoint's directory (docs/design.md, "Hugging Face
+checkpoints"), TRACES are reasoning traces that a model wrote (docs/traces.md),
+TEXT is a file of general text. Candidates are those of the co-occurrence retriever; GR2's come
 from the mid-trained model (docs/method.md).
 
-Values marked "paper" are those of Diffusion-GR2 (arXiv 2607.01170) or GR2 (arXiv
-2602.07774), the others are ours: the papers leave them open. `:published` also
-takes the paper's form where ours differs by default (docs/method.md). It was
-never run from here: it needs accelerators.
+Values marked "paper" are those of Diffusion-GR2 (arXiv 2607.01170) or GR2
+(arXiv 2602.07774), the others are ours: the papers leave them open.
+`:published` also takes the paper's form where ours differs by default
+(docs/method.md). It was never run from here: it needs accelerators.
 """
 
 import pathlib
@@ -28,8 +28,8 @@ _BASE = pathlib.Path(__file__).with_name('beauty_small.py')
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` is '' or 'published'."""
   if variant not in ('', 'published'):
-    raise ValueError(f'configs/beauty_qwen3_8b.py:{variant}: expected published '
-                     'or nothing after the colon')
+    raise ValueError(f'configs/beauty_qwen3_8b.py:{variant}: expected '
+                     'published or nothing after the colon')
   c = runpy.run_path(str(_BASE))['get_config']()
   c.prompt.update(
       response_format='json',  # paper
