@@ -8,8 +8,8 @@
 
 QWEN3 is the checkpoint's directory (docs/design.md, "Hugging Face
 checkpoints"), TRACES are reasoning traces that a model wrote (docs/traces.md),
-TEXT is a file of general text. Candidates are those of the co-occurrence retriever; GR2's come
-from the mid-trained model (docs/method.md).
+TEXT is a file of general text. Candidates are those of the co-occurrence
+retriever; GR2's come from the mid-trained model (docs/method.md).
 
 Values marked "paper" are those of Diffusion-GR2 (arXiv 2607.01170) or GR2
 (arXiv 2602.07774), the others are ours: the papers leave them open.
