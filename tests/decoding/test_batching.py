@@ -1,7 +1,6 @@
 """Continuous batching against decoding every request alone."""
 
 import functools
-import re
 import subprocess
 import sys
 
@@ -145,35 +144,6 @@ def test_equal_prompts_are_decoded_once_if_greedy(monkeypatch):
          for r in together(prompts, WAYS['threshold, sampled'])}
   assert len(prefilled) == 4
   assert (got[2].tokens != got[0].tokens).any()  # another example
-
-
-@pytest.mark.parametrize('way, unroll', [
-    ('threshold', True), ('ar', False), ('verify, sampled', True)])
-def test_a_step_copies_no_cache_and_encodes_no_prompt(way, unroll):
-  """No array as large as a cache but the caches, which are updated in place."""
-  how, draft = arguments(**WAYS[way])
-  how['config'] = block_decoder.DecodeConfig(max_response=52)
-  network, params = tiny.model(unroll_layers=unroll)
-  with jax.set_mesh(mesh_of()):
-    batch = jax.eval_shape(lambda: batching._empty(
-        network, 3, 37, draft=draft, **how))
-    text = batching._run.lower(
-        network, params, batch, jax.random.key(0), commit.Threshold(.9),
-        np.int32(3), draft=draft, **how).compile().as_text()
-  # [layers, rows, 37 or 52 positions, key heads, head dim]
-  sizes = {2 * 3 * 37 * 2 * 6: 0, 2 * 3 * 52 * 2 * 6: 0}
-  for shape, operation in re.findall(
-      r'^ +(?:ROOT )?%\S+ = \w+\[([\d,]+)\]\S* ([\w-]+)\(', text, re.M):
-    size = np.prod([int(n) for n in shape.split(',')])
-    if size in sizes:
-      sizes[size] += 1
-      assert operation in ('parameter', 'get-tuple-element', 'bitcast',
-                           'scatter', 'fusion', 'dynamic-update-slice',
-                           'while'), operation
-    # The prompt's tokens, or their states, are nowhere.
-    assert not re.search(r'\b(37|111)\b', shape) or size in sizes or (
-        '24' not in shape.split(',')), shape
-  assert all(sizes.values())
 
 
 def test_bad_arguments_are_named():
