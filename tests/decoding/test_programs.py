@@ -98,7 +98,7 @@ def compiled(how=None, draft=None, other=False, batched=True):
       batch = jax.eval_shape(lambda: batching._empty(
           model, ROWS, PROMPT, draft=draft, **how))
       return batching._run.lower(
-          model, params, batch, jax.random.key(0), rule, np.int32(ROWS),
+          model, (params, None), batch, jax.random.key(0), rule, np.int32(ROWS),
           draft=draft, **how).compile().as_text()
   ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
   args = (model, params, ints(ROWS, PROMPT), ints(ROWS), ints(ROWS),
