@@ -2,12 +2,8 @@
 
 import dataclasses
 import fcntl
-import functools
 import json
-import pathlib
-import runpy
 
-import jax
 import numpy as np
 import pytest
 
@@ -24,26 +20,7 @@ from dgr2_jax.serving import reranker as reranker_lib
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import workdir as workdir_lib
 
-_CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'quickstart.py'
 Request = prompting.Request
-
-
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  """Prepared, with random weights in place of every stage's."""
-  root = tmp_path_factory.mktemp('run')
-  config = runpy.run_path(str(_CONFIG))['get_config']('smoke')
-  prepare.prepare(config, root / 'data')
-  (root / 'config.json').write_text(json.dumps(workdir_lib.to_json(config)))
-  return root
-
-
-@pytest.fixture(scope='module')
-def reranker(workdir):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(experiment_lib.Experiment, 'restore',
-                  lambda self, stage: self.initial_params())
-    return reranker_lib.Reranker.load(workdir)
 
 
 def requests_of(reranker, split='test'):
@@ -175,30 +152,6 @@ def test_every_mode_decodes_and_neighbours_change_nothing(reranker, mode):
     assert answer.forwards >= 1 and answer.trace
   assert reranker.rerank(requests[3:], mode, batch_size=4) == answers[3:]
   assert reranker.rerank([], mode) == []
-
-
-def test_a_day_compiles_no_more_than_its_buckets(reranker):
-  """1,000 requests of random lengths; some are asked again, alone."""
-  compiled = []
-  jax.monitoring.register_event_duration_secs_listener(
-      lambda name, *_, **__: compiled.append(name)
-      if name.endswith('backend_compile_duration') else None)
-  rng = np.random.default_rng(0)
-  good = requests_of(reranker)
-  items = [item.item_id for item in reranker._experiment.data.items]
-  day = [Request(rng.choice(items, rng.integers(1, 30)).tolist(),
-                 good[rng.integers(len(good))].candidates)
-         for _ in range(1_000)]
-  ask = functools.partial(reranker.rerank, threshold=.01, batch_size=64)
-  answers = ask(day)
-  longest = reranker._experiment.config.prompt.max_prompt
-  # One a bucket; the empty batch, the step loop and the key.
-  assert 0 < len(compiled) <= len(batching.buckets(longest)) + 3
-  assert len({len(ids) for ids in prompts_of(reranker, day[:50])}) > 5
-  compiled.clear()
-  for i in rng.choice(1_000, 5):
-    assert ask([day[i]]) == [answers[i]]
-  assert not compiled
 
 
 @pytest.mark.parametrize('changes, message', [

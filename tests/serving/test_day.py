@@ -1,0 +1,35 @@
+"""Many requests of many lengths, as a server sees them."""
+
+import functools
+
+import jax
+import numpy as np
+
+from dgr2_jax.decoding import batching
+from dgr2_jax.serving.prompting import Request
+from tests.serving.test_reranker import prompts_of
+from tests.serving.test_reranker import requests_of
+
+
+def test_a_day_compiles_no_more_than_its_buckets(reranker):
+  """1,000 requests of random lengths; some are asked again, alone."""
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda name, *_, **__: compiled.append(name)
+      if name.endswith('backend_compile_duration') else None)
+  rng = np.random.default_rng(0)
+  good = requests_of(reranker)
+  items = [item.item_id for item in reranker._experiment.data.items]
+  day = [Request(rng.choice(items, rng.integers(1, 30)).tolist(),
+                 good[rng.integers(len(good))].candidates)
+         for _ in range(1_000)]
+  ask = functools.partial(reranker.rerank, threshold=.01, batch_size=64)
+  answers = ask(day)
+  longest = reranker._experiment.config.prompt.max_prompt
+  # One a bucket; the empty batch, the step loop and the key.
+  assert 0 < len(compiled) <= len(batching.buckets(longest)) + 3
+  assert len({len(ids) for ids in prompts_of(reranker, day[:50])}) > 5
+  compiled.clear()
+  for i in rng.choice(1_000, 5):
+    assert ask([day[i]]) == [answers[i]]
+  assert not compiled
