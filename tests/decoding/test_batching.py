@@ -133,10 +133,14 @@ def test_a_day_compiles_no_more_than_its_buckets():
   for day in (0, 1):
     compiled.clear()
     prompts = prompts_of(1_000, seed=day, longest=96)
-    got = dict(batching.decode(
+    ask = lambda prompts: dict(batching.decode(
         *model(), prompts, rule=commit.Threshold(1.), mesh=mesh_of(), rows=32,
         max_prompt=96, **how))
+    got = ask(prompts)
     assert sorted(got) == list(range(1_000))
+    for index in (3, 500, 998):
+      assert got[index].tokens.tolist() == ask(
+          prompts[index:index + 1])[0].tokens.tolist()
     # One a bucket; the empty batch, the step loop and the key.
     assert len(compiled) <= (len(batching.buckets(96)) + 3 if day == 0 else 0)
 
