@@ -115,6 +115,21 @@ def test_tables_of_the_paper_are_of_the_published_reports(name):
   assert path.read_text(encoding='utf-8') == TABLES[name](ROOT / 'experiments')
 
 
+@pytest.mark.parametrize('path', sorted(
+    ROOT.glob('experiments/decoding/lossless_*.json')), ids=str)
+def test_lossless_tables_are_of_the_published_measurements(path):
+  table = runpy.run_path(
+      str(ROOT / 'experiments' / 'decoding' / 'lossless.py'))['table']
+  published = json.loads(path.read_text(encoding='utf-8'))
+  name = path.stem.removeprefix('lossless_')
+  text = table(f'{name}, weights of {published["stage"]}', published['points'])
+  assert text == path.with_suffix('.md').read_text(encoding='utf-8')
+  several = table(name, [{'run': run} | point for run in 'AB'
+                         for point in published['points']])
+  for line in text.splitlines()[6:]:
+    assert f'| A {line}' in several and f'| B {line}' in several
+
+
 def line_of(text, begins):
   line, = (l for l in text.splitlines() if l.startswith(f'| {begins} |'))
   return [cell.strip() for cell in line.strip('| ').split('|')]

@@ -36,7 +36,7 @@ from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 
 SMALLEST_BUCKET = 32
-_STATIC = ('model', 'vocabulary', 'canvas', 'config', 'draft')
+_STATIC = ('model', 'vocabulary', 'canvas', 'config', 'draft', 'verifier')
 
 
 class Prompt(NamedTuple):
@@ -73,7 +73,9 @@ def decode(model: transformer.Transformer, params: Any,
            canvas: canvas_lib.CanvasConfig, config: block_decoder.DecodeConfig,
            mesh: Mesh, rows: int, max_prompt: int,
            draft: verification.DraftConfig | None = None, seed: int = 0,
-           admit: int | None = None) -> Iterator[Response]:
+           admit: int | None = None,
+           verifier: transformer.Transformer | None = None,
+           verifier_params: Any = None) -> Iterator[Response]:
   """Decodes requests as they come, each as `block_decoder.decode` would.
 
   Greedily, equal prompts in flight are decoded once.
@@ -87,12 +89,15 @@ def decode(model: transformer.Transformer, params: Any,
     canvas: block size and rules; B = 1 decodes autoregressively.
     config: length, rollouts and sampling.
     mesh: of devices; rows are split over `data` and `fsdp`.
-    rows: N, requests that decode together; rounded up to the mesh's devices.
+    rows: N, requests that decode together; rounded up to what they are split
+      over.
     max_prompt: room for prompt tokens in a row's cache.
     draft: how drafts are made if they are to be verified.
     seed: of sampling.
     admit: prompts that are prefilled together, which wait for as many rows to
       be done; rounded like `rows`. None is a quarter of the rows.
+    verifier: another model that verifies drafts; see `verification.decode`.
+    verifier_params: its parameters, on `mesh`.
 
   Yields:
     Responses in the order in which they are done.
@@ -105,15 +110,19 @@ def decode(model: transformer.Transformer, params: Any,
     block_decoder.check(rule, canvas, config)
   else:
     verification.check(canvas, config, draft)
+  if draft is None and verifier is not None:
+    raise ValueError('a verifier needs drafts, got draft=None')
   for name, value in (('rows', rows), ('admit', 1 if admit is None else admit),
                       ('max_prompt', max_prompt)):
     if value < 1:
       raise ValueError(f'{name}={value} must be at least 1')
-  rows = _multiple(rows, mesh.size)
-  admit = min(_multiple(admit or max(rows // 4, 1), mesh.size), rows)
-  how = dict(vocabulary=vocabulary, canvas=canvas, config=config, draft=draft)
-  return _decode(model, params, iter(prompts), rule, how, mesh, rows,
-                 max_prompt, seed, admit)
+  split = mesh.shape['data'] * mesh.shape['fsdp']
+  rows = _multiple(rows, split)
+  admit = min(_multiple(admit or max(rows // 4, 1), split), rows)
+  how = dict(vocabulary=vocabulary, canvas=canvas, config=config, draft=draft,
+             verifier=verifier)
+  return _decode(model, (params, verifier_params), iter(prompts), rule, how,
+                 mesh, rows, max_prompt, seed, admit)
 
 
 def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
@@ -189,76 +198,91 @@ class _Batch:
   Attributes:
     state: of all rows; those that decode nothing are done.
     example_id: int32 [N].
+    own: the drafter's cache, where another model verifies.
   """
   state: block_decoder.State
   example_id: jax.Array
+  own: canvas_lib.Cache | None = None
 
 
-def _begin(draft: verification.DraftConfig | None):
-  """The prefill of a way to decode."""
-  if draft is None:
-    return block_decoder.begin
-  return functools.partial(verification.begin, draft=draft)
+def _begin(model, params, prompt, prompt_length, example_id, key, *, verifier,
+           draft, config, **how) -> _Batch:
+  """The prefill; `params` are the model's and the verifier's."""
+  begin, own = block_decoder.begin, None
+  if draft is not None:
+    begin = functools.partial(verification.begin, draft=draft)
+  if verifier is not None:
+    own, _ = canvas_lib.prefill(model, params[0], prompt, prompt_length,
+                                config.num_rollouts, config.max_response)
+  judge = (model, params[0]) if verifier is None else (verifier, params[1])
+  state, _ = begin(*judge, prompt, prompt_length, example_id, key,
+                   config=config, **how)
+  return _Batch(state, example_id, own)
 
 
 @functools.partial(jax.jit, static_argnames=('rows', 'max_prompt', *_STATIC))
-def _empty(model, rows: int, max_prompt: int, *, vocabulary, canvas, config,
-           draft) -> _Batch:
+def _empty(model, rows: int, max_prompt: int, *, verifier=None,
+           **how) -> _Batch:
   """A batch whose rows are all done."""
   ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-  state, _ = jax.eval_shape(
-      functools.partial(_begin(draft), model, vocabulary=vocabulary,
-                        canvas=canvas, config=config),
-      transformer.abstract_params(model.config), ints((rows, max_prompt)),
-      ints((rows,)), ints((rows,)), jax.random.key(0))
-  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
-  return _placed(_Batch(state.replace(done=jnp.ones_like(state.done)),
-                        jnp.zeros(rows, jnp.int32)))
+  params = tuple(m and transformer.abstract_params(m.config)
+                 for m in (model, verifier))
+  batch = jax.eval_shape(
+      functools.partial(_begin, model, verifier=verifier, **how), params,
+      ints((rows, max_prompt)), ints((rows,)), ints((rows,)),
+      jax.random.key(0))
+  batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+  state = batch.state.replace(done=jnp.ones_like(batch.state.done))
+  return _placed(batch.replace(state=state))
 
 
 @functools.partial(
     jax.jit, static_argnames=_STATIC, donate_argnames=('batch',))
 def _admit(model, params, batch: _Batch, key, prompt, prompt_length, example_id,
-           rows, *, vocabulary, canvas, config, draft) -> _Batch:
+           rows, **how) -> _Batch:
   """Prefills prompts [K, p] and writes them into `rows` [K]; N is nowhere."""
-  new, _ = _begin(draft)(
-      model, params, prompt, prompt_length, example_id, key,
-      vocabulary=vocabulary, canvas=canvas, config=config)
+  new = _begin(model, params, prompt, prompt_length, example_id, key, **how)
 
   def put(old, new):
     return old.at[rows].set(new, mode='drop')
 
-  old = batch.state
-  # Of the responses' keys nothing is seen before it is written.
-  cache = old.cache.replace(
-      prompt_length=put(old.cache.prompt_length, prompt_length),
-      prompt=jax.tree.map(
-          lambda old, new: old.at[:, rows, :prompt.shape[1]].set(
-              new, mode='drop'), old.cache.prompt, new.cache.prompt))
-  state = jax.tree.map(put, old.replace(cache=None), new.replace(cache=None))
-  return _placed(_Batch(state.replace(cache=cache),
-                        put(batch.example_id, example_id)))
+  def put_prompt(old, new):
+    # Of the responses' keys nothing is seen before it is written.
+    return old.replace(
+        prompt_length=put(old.prompt_length, prompt_length),
+        prompt=jax.tree.map(
+            lambda old, new: old.at[:, rows, :prompt.shape[1]].set(
+                new, mode='drop'), old.prompt, new.prompt))
+
+  state = jax.tree.map(put, batch.state.replace(cache=None),
+                       new.state.replace(cache=None))
+  state = state.replace(cache=put_prompt(batch.state.cache, new.state.cache))
+  own = None if batch.own is None else put_prompt(batch.own, new.own)
+  return _placed(_Batch(state, put(batch.example_id, example_id), own))
 
 
 @functools.partial(
     jax.jit, static_argnames=_STATIC, donate_argnames=('batch',))
 def _run(model, params, batch: _Batch, key, rule, wanted, *, vocabulary, canvas,
-         config, draft) -> tuple[_Batch, jax.Array, block_decoder.Rollout]:
+         config, draft, verifier=None
+         ) -> tuple[_Batch, jax.Array, block_decoder.Rollout]:
   """Decodes until `wanted` rows are done; which, and what they hold."""
   keys = block_decoder.keys_of(key, batch.example_id, config.num_rollouts)
+  mine = model, params[0]
+  judge = mine if verifier is None else (verifier, params[1])
 
-  def step(state):
+  def step(carry):
+    state, own = carry
     if draft is None:
-      return block_decoder.step(model, params, state, keys, rule, vocabulary,
-                                canvas, config)
-    state, _ = verification.step(
-        (model, params), (model, params), state, None, keys, vocabulary, canvas,
-        config, draft)
-    return state
+      return block_decoder.step(*mine, state, keys, rule, vocabulary, canvas,
+                                config), own
+    return verification.step(mine, judge, state, own, keys, vocabulary, canvas,
+                             config, draft)
 
-  state = jax.lax.while_loop(
-      lambda state: state.done.all(-1).sum() < wanted, step, batch.state)
-  return (_placed(batch.replace(state=state)), state.done.all(-1),
+  state, own = jax.lax.while_loop(
+      lambda carry: carry[0].done.all(-1).sum() < wanted, step,
+      (batch.state, batch.own))
+  return (_placed(batch.replace(state=state, own=own)), state.done.all(-1),
           block_decoder.rollout_of(state, vocabulary))
 
 
@@ -269,11 +293,14 @@ def _placed(batch: _Batch) -> _Batch:
     return jax.tree.map(
         lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
 
-  cache = batch.state.cache
-  rest = split(batch.replace(state=batch.state.replace(
-      cache=cache.prompt_length)), 0)
-  return rest.replace(state=rest.state.replace(cache=canvas_lib.Cache(
-      split(cache.prompt, 1), split(cache.clean, 1), rest.state.cache)))
+  def split_cache(cache):
+    return canvas_lib.Cache(split(cache.prompt, 1), split(cache.clean, 1),
+                            split(cache.prompt_length, 0))
+
+  state = split(batch.state.replace(cache=None), 0)
+  return _Batch(state.replace(cache=split_cache(batch.state.cache)),
+                split(batch.example_id, 0),
+                batch.own and split_cache(batch.own))
 
 
 def _padded(prompts: list[Prompt], free: list[int], rows: int, admit: int,

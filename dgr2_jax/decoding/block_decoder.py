@@ -235,14 +235,14 @@ def step(model, params, state: State, row_keys, rule: commit.Rule, vocabulary,
       state.tokens, positions, -1), vocabulary.mask_id)
   committing = committed.all(-1)  # [N, G]
 
-  def forward(fused: bool) -> State:
+  def forward(fused: bool) -> tuple[State, canvas_lib.Entries]:
     if fused:
       both = jnp.pad(tokens, ((0, 0), (0, 0), (0, b)),
                      constant_values=vocabulary.mask_id)
-      hidden, cache = canvas_lib.decode_block_and_next(
+      hidden, entries = canvas_lib.decode_block_and_next(
           model, params, state.cache, both, state.start, committing, canvas)
     else:
-      hidden, cache = canvas_lib.decode_block(
+      hidden, entries = canvas_lib.decode_block(
           model, params, state.cache, tokens, state.start, committing, canvas)
     logits = score(model, params, hidden, state, vocabulary, config)
     if config.fused and not fused:
@@ -276,19 +276,19 @@ def step(model, params, state: State, row_keys, rule: commit.Rule, vocabulary,
     chosen |= eligible & (steps >= config.max_denoising_steps)[..., None]
     alive = ~state.done
     new = write(
-        state.replace(cache=cache), state.start[..., None] + index,
+        state.replace(cache=None), state.start[..., None] + index,
         chosen & alive[..., None], token, logprob, state.calls)
     return new.replace(
         start=state.start + b * (committing & alive),
         step=steps if fused else jnp.where(committing, 0, steps),
-        agreement=agreement, calls=state.calls + alive)
+        agreement=agreement, calls=state.calls + alive), entries
 
   if config.fused and b > 1:
-    state = jax.lax.cond((committing & ~state.done).any(),
-                         lambda: forward(True), lambda: forward(False))
+    new, entries = jax.lax.cond((committing & ~state.done).any(),
+                                lambda: forward(True), lambda: forward(False))
   else:
-    state = forward(False)
-  return finish(state, vocabulary)
+    new, entries = forward(False)
+  return finish(new.replace(cache=state.cache.written(entries)), vocabulary)
 
 
 def _answering(state: State, first: jax.Array, standing: jax.Array,

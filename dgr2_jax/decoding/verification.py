@@ -189,22 +189,36 @@ def step(drafter: tuple[transformer.Transformer, Any],
   """
   lengths = _lengths(canvas, draft)
 
-  def window(length, carry):
-    state, own = carry
+  def window(length):
     drafted = _draft(
         *drafter, state if own is None else state.replace(cache=own), row_keys,
         length, vocabulary, canvas, config, draft)
+    committed = None
     if own is not None:  # What is rejected is overwritten there, too.
-      _, own = canvas_lib.decode_block(
+      _, committed = canvas_lib.decode_block(
           *drafter, own, drafted.tokens, drafted.start,
           jnp.ones_like(state.done), canvas)
-    state = _verify(*judge, state, row_keys, drafted, vocabulary, canvas,
-                    config, draft.steps + (own is not None))
-    return state, own
+      committed = _padded(committed, lengths[-1])
+    new, entries = _verify(
+        *judge, state, row_keys, drafted, vocabulary, canvas, config,
+        draft.steps + (own is not None))
+    return new, _padded(entries, lengths[-1]), committed
 
-  return jax.lax.switch(
+  new, entries, committed = jax.lax.switch(
       chosen_length(lengths, state.agreement, state.done),
-      [functools.partial(window, n) for n in lengths], (state, own))
+      [functools.partial(window, n) for n in lengths])
+  new = new.replace(cache=state.cache.written(entries))
+  return new, None if own is None else own.written(committed)
+
+
+def _padded(entries: canvas_lib.Entries, size: int) -> canvas_lib.Entries:
+  """`size` entries, the last of them nowhere: windows of any length alike."""
+  nowhere = [(0, 0), (0, 0), (0, size - entries.position.shape[-1])]
+  return canvas_lib.Entries(
+      tuple(jnp.pad(x, [(0, 0), *nowhere, (0, 0), (0, 0)])
+            for x in entries.clean),
+      jnp.pad(entries.position, nowhere,
+              constant_values=block_decoder.NEVER))
 
 
 def chosen_length(lengths: tuple[int, ...], given: jax.Array,
@@ -244,7 +258,6 @@ def _draft(model, params, state: block_decoder.State, row_keys, b: int,
   decided = positions <= state.start[..., None]
   tokens = canvas_lib.take_tokens(state.tokens, positions[:, :, None])[:, :, 0]
   for step in range(draft.steps):
-    # What it writes to the cache is not kept.
     hidden, _ = canvas_lib.decode_block(
         model, params, state.cache,
         jnp.where(decided, tokens, vocabulary.mask_id), start,
@@ -269,13 +282,14 @@ def _draft(model, params, state: block_decoder.State, row_keys, b: int,
 
 def _verify(model, params, state: block_decoder.State, row_keys,
             window: _Window, vocabulary, canvas, config,
-            spent: int) -> block_decoder.State:
+            spent: int) -> tuple[block_decoder.State, canvas_lib.Entries]:
   """Accepts what the model would have written; moves the pivot.
 
-  `spent` forwards went before, since the last verification.
+  `spent` forwards went before, since the last verification. The window's
+  entries are still to be written to the cache, which the state lacks.
   """
   b = window.tokens.shape[-1]
-  hidden, cache = canvas_lib.decode_block(
+  hidden, entries = canvas_lib.decode_block(
       model, params, state.cache, window.tokens, window.start,
       jnp.ones_like(state.done), canvas)
   calls = state.calls + spent
@@ -301,13 +315,13 @@ def _verify(model, params, state: block_decoder.State, row_keys,
       constant_values=True), -1).astype(bool)
   chosen = ahead & reached & ~state.done[..., None]
   state = block_decoder.write(
-      state.replace(cache=cache), positions, chosen, token, logprob, calls)
+      state.replace(cache=None), positions, chosen, token, logprob, calls)
   alive = ~state.done
   given = chosen.sum(-1, dtype=jnp.int32)
   state = state.replace(
       start=state.start + given, agreement=(state.agreement + given) / 2,
       calls=jnp.where(alive, calls + 1, state.calls))
-  return block_decoder.finish(state, vocabulary)
+  return block_decoder.finish(state, vocabulary), entries
 
 
 def speculate(target: jax.Array, draft: jax.Array, drafted: jax.Array,

@@ -13,7 +13,7 @@ them, may be left to a kernel (`kernels.py`) and joined to the rest by `merge`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -183,6 +183,29 @@ def merge(outs: Iterable[jax.Array],
   """
   weights = jax.nn.softmax(jnp.stack(tuple(log_sum_exps)), 0)[..., None]
   return sum(weight * out for weight, out in zip(weights, outs))
+
+
+def in_chunks(function: Callable[..., jax.Array], chunk: int,
+              *arrays: jax.Array) -> jax.Array:
+  """Applies `function` to `chunk` canvases at a time; 0 is all at once.
+
+  Arrays and result are [N, G, M, ...].
+  """
+  m = arrays[0].shape[2]
+  if not chunk or chunk >= m:
+    return function(*arrays)
+  if m % chunk:
+    raise ValueError(
+        f'model.canvas_chunk={chunk} does not divide the {m} block canvases')
+
+  def to_chunks(x):
+    x = x.reshape(*x.shape[:2], m // chunk, chunk, *x.shape[3:])
+    return jnp.moveaxis(x, 2, 0)
+
+  outs = jax.lax.map(jax.checkpoint(lambda xs: function(*xs)),
+                     tuple(map(to_chunks, arrays)))
+  outs = jnp.moveaxis(outs, 0, 2)
+  return outs.reshape(*outs.shape[:2], m, *outs.shape[4:])
 
 
 def _attend(query: jax.Array,

@@ -219,31 +219,12 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
             prompt, attention_lib.Part(kc, vc, before),
             attention_lib.Part(kn, vn, own)], kernel)
 
-      out_noisy = _in_chunks(block_canvases, model.canvas_chunk, qn, kn, vn,
-                             canvas.start)
+      out_noisy = attention_lib.in_chunks(
+          block_canvases, model.canvas_chunk, qn, kn, vn, canvas.start)
       outs.append(out_noisy.reshape(n, g * m * b, *query.shape[2:]))
     return jnp.concatenate(outs, axis=1), None
 
   return attention
-
-
-def _in_chunks(function, chunk: int, *arrays: jax.Array) -> jax.Array:
-  """Applies `function` to `chunk` canvases (axis 2) at a time."""
-  m = arrays[0].shape[2]
-  if not chunk or chunk >= m:
-    return function(*arrays)
-  if m % chunk:
-    raise ValueError(
-        f'model.canvas_chunk={chunk} does not divide the {m} block canvases')
-
-  def to_chunks(x):
-    x = x.reshape(*x.shape[:2], m // chunk, chunk, *x.shape[3:])
-    return jnp.moveaxis(x, 2, 0)
-
-  outs = jax.lax.map(jax.checkpoint(lambda xs: function(*xs)),
-                     tuple(map(to_chunks, arrays)))
-  outs = jnp.moveaxis(outs, 0, 2)
-  return outs.reshape(*outs.shape[:2], m, *outs.shape[4:])
 
 
 @flax.struct.dataclass
@@ -258,6 +239,26 @@ class Cache:
   prompt: tuple[jax.Array, jax.Array]
   clean: tuple[jax.Array, jax.Array]
   prompt_length: jax.Array
+
+  def written(self, new: Entries) -> Cache:
+    """With new entries; in place, as they wait for all that reads it."""
+    return self.replace(clean=tuple(jax.lax.scatter(
+        old, new.position[..., None], x.astype(old.dtype), _ROW_BY_ROW,
+        mode='drop') for old, x in zip(self.clean, new.clean)))
+
+
+@flax.struct.dataclass
+class Entries:
+  """What a forward over W tokens adds to a cache; not written yet.
+
+  A conditional should return these: a cache that leaves one is copied.
+
+  Attributes:
+    clean: ([layers, N, G, W, Hkv, F],) * 2.
+    position: int32 [N, G, W], of the response; L and more is nowhere.
+  """
+  clean: tuple[jax.Array, jax.Array]
+  position: jax.Array
 
 
 def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
@@ -306,12 +307,12 @@ _ROW_BY_ROW = jax.lax.ScatterDimensionNumbers(
 
 def decode_block(model: transformer.Transformer, params: Any, cache: Cache,
                  tokens: jax.Array, start: jax.Array, clean: jax.Array,
-                 config: CanvasConfig) -> tuple[jax.Array, Cache]:
+                 config: CanvasConfig) -> tuple[jax.Array, Entries]:
   """One forward over one block of every response.
 
-  The block's keys are written to the cache at `start`. That is the commit when
-  the row's tokens are final; before, it is harmless: nobody sees clean keys at
-  or after its own start, and the commit overwrites them.
+  To write the block's keys to the cache is the commit when the row's tokens are
+  final; before, it is harmless: nobody sees clean keys at or after its own
+  start, and the commit overwrites them.
 
   Args:
     model: the decoder.
@@ -324,7 +325,7 @@ def decode_block(model: transformer.Transformer, params: Any, cache: Cache,
     config: block size and rules.
 
   Returns:
-    Hidden states [N, G, B, D], unaligned, and the new cache.
+    Hidden states [N, G, B, D], unaligned, and the block's entries.
   """
   positions = block_positions(start, tokens.shape[-1])
   own = ~clean[..., None, None] | clean_rule(positions, positions, config)
@@ -334,7 +335,7 @@ def decode_block(model: transformer.Transformer, params: Any, cache: Cache,
 def decode_block_and_next(
     model: transformer.Transformer, params: Any, cache: Cache,
     tokens: jax.Array, start: jax.Array, clean: jax.Array,
-    config: CanvasConfig) -> tuple[jax.Array, Cache]:
+    config: CanvasConfig) -> tuple[jax.Array, Entries]:
   """`decode_block` with the block canvas behind it in the same forward.
 
     reads \\ sees    cache             own block       next block
@@ -350,19 +351,21 @@ def decode_block_and_next(
     clean: bool [N, G], rows that commit the first block.
 
   Returns:
-    Hidden states [N, G, 2 B, D], unaligned, and the new cache.
+    Hidden states [N, G, 2 B, D], unaligned, and the first block's entries.
   """
   b = tokens.shape[-1] // 2
   positions = block_positions(start, b)
   own = ~clean[..., None, None] | clean_rule(positions, positions, config)
   sees = jnp.ones((*own.shape[:2], 2 * b, 2 * b), bool)
   sees = sees.at[:, :, :b, :b].set(own).at[:, :, :b, b:].set(False)
-  return _decode_window(model, params, cache, tokens, start, sees)
+  hidden, entries = _decode_window(model, params, cache, tokens, start, sees)
+  return hidden, Entries(tuple(x[:, :, :, :b] for x in entries.clean),
+                         entries.position[..., :b])
 
 
 def _decode_window(model, params, cache: Cache, tokens: jax.Array,
                    start: jax.Array,
-                   sees: jax.Array) -> tuple[jax.Array, Cache]:
+                   sees: jax.Array) -> tuple[jax.Array, Entries]:
   """W tokens [N, G, W] from `start` on; among them `sees` [N, G, W, W]."""
   n, g, w = tokens.shape
   positions = block_positions(start, w)
@@ -387,7 +390,4 @@ def _decode_window(model, params, cache: Cache, tokens: jax.Array,
   hidden = hidden.reshape(n, g, w, -1)
   # A write that waits for the last layer copies nothing: the cache is read.
   positions = jnp.where(jnp.isnan(hidden[..., 0]), length, positions)
-  written = tuple(jax.lax.scatter(
-      old, positions[..., None], new.astype(old.dtype), _ROW_BY_ROW,
-      mode='drop') for old, new in zip(cache.clean, emitted))
-  return hidden, cache.replace(clean=written)
+  return hidden, Entries(emitted, positions)

@@ -138,10 +138,11 @@ def search(
       parent = kept // trie.fanout[level]
       cache = cache.replace(clean=jax.tree.map(
           functools.partial(_take_beams, parent=parent), cache.clean))
-      states, cache = canvas.decode_block(
+      states, entries = canvas.decode_block(
           model, params, cache, trie.tokens[level][node][..., None],
           jnp.full((n, beams), level, jnp.int32), jnp.ones((n, beams), bool),
           canvas.AUTOREGRESSIVE)
+      cache = cache.written(entries)
       states = states[:, :, 0]
   return jnp.where(jnp.isfinite(score), trie.items[node], -1), score
 

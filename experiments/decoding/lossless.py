@@ -1,12 +1,14 @@
 r"""Is verified decoding what autoregressive decoding gives?
 
     python experiments/decoding/lossless.py --workdir=WORKDIR --name=quickstart
+    python experiments/decoding/lossless.py --workdirs A B C --name=seeds
 
-Decodes every test request of a finished working directory autoregressively and
+Decodes every test request of finished working directories autoregressively and
 verified, by window and number of draft steps, and compares token by token.
 Where they differ first, the autoregressive model's two largest logits are
 looked up, with the tokens before: forwards of one and of B tokens round
-differently, so a near tie may tip. Writes lossless_<name>.json and .md here;
+differently, so a near tie may tip. Writes lossless_<name>.json and .md here,
+with rows for each of several directories, which are called by their last parts;
 fails if a difference is no near tie.
 """
 
@@ -117,15 +119,19 @@ def measure(experiment: experiment_lib.Experiment,
 
 
 def table(name: str, points: list[dict[str, Any]]) -> str:
+  """Points of several directories have a `run`, its name."""
+  several = 'run' in points[0]
   lines = [
       f'# Verified against autoregressive decoding: {name}', '',
       'Written by lossless.py; float32, all test requests. Near ties: the '
       f'autoregressive model\'s two largest logits differ by less than '
       f'{NEAR_TIE:g} where the responses part.', '',
-      '| window | draft steps | requests | tokens | differ | of them no near '
-      'tie | valid | tokens per forward |', '|---|---|---|---|---|---|---|---|']
+      '| run ' * several
+      + '| window | draft steps | requests | tokens | differ | of them no near '
+      'tie | valid | tokens per forward |', '|---' * (8 + several) + '|']
   for p in points:
     lines.append(
+        (f'| {p["run"]} ' if several else '') +
         f'| {p["window"]} | {p["steps"]} | {p["n"]:,} | {p["tokens"]:,} | '
         f'{p["differ"]} | {p["not_near_ties"]} | {p["valid_rate"]:.3f} | '
         f'{p["tokens_per_forward"]:.2f} |')
@@ -136,14 +142,23 @@ def main() -> None:
   parser = argparse.ArgumentParser(
       description=__doc__,
       formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--workdir', type=pathlib.Path, required=True)
+  parser.add_argument('--workdir', '--workdirs', type=pathlib.Path, nargs='+',
+                      required=True)
   parser.add_argument('--name', required=True)
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
-  config = workdir_lib.read_config(args.workdir)
-  experiment = experiment_lib.Experiment(config, args.workdir.absolute())
-  stage = config.recipe[-1]
-  points = measure(experiment, experiment.restore(stage))
+  workdirs = [path.absolute() for path in args.workdir]
+  configs = [workdir_lib.read_config(path) for path in workdirs]
+  stage, *others = {config.recipe[-1] for config in configs}
+  if others or len({path.name for path in workdirs}) < len(workdirs):
+    parser.error('--workdirs: expected one last stage, and different last '
+                 'parts of the paths')
+  points = []
+  for path, config in zip(workdirs, configs):
+    experiment = experiment_lib.Experiment(config, path)
+    run = {'run': path.name} if len(workdirs) > 1 else {}
+    points += [run | point
+               for point in measure(experiment, experiment.restore(stage))]
   text = table(f'{args.name}, weights of {stage}', points)
   (HERE / f'lossless_{args.name}.json').write_text(json.dumps({
       'stage': stage, 'jax': jax.__version__, 'points': points},

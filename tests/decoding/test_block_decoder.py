@@ -230,9 +230,10 @@ def test_cached_logits_equal_the_training_forward(clean_stream):
     for clean in (False, True):
       shown = tokens if clean else jnp.where(
           masked[:, :, block], V.mask_id, tokens)
-      hidden, cache = decode_block(
+      hidden, entries = decode_block(
           model, params, cache, shown, start[:, :, block],
           jnp.full((n, g), clean), canvas)
+      cache = cache.written(entries)
       if clean:  # state i of the clean stream scores token i + 1
         want = states.clean[:, :, 4 * block + 1:4 * block + 5]
         hidden = hidden[:, :, :want.shape[2]]

@@ -1,4 +1,4 @@
-"""A re-ranker with random weights."""
+"""A re-ranker of random weights."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from dgr2_jax.training import workdir as workdir_lib
 _CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'quickstart.py'
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='package')
 def workdir(tmp_path_factory):
   """Prepared, with random weights in place of every stage's."""
   root = tmp_path_factory.mktemp('run')
@@ -24,7 +24,7 @@ def workdir(tmp_path_factory):
   return root
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='package')
 def reranker(workdir):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(experiment_lib.Experiment, 'restore',
