@@ -20,8 +20,12 @@ _CANDIDATE = re.compile(NUMBERED)
 # A candidate that its SID names once more.
 _TWICE = re.compile(r'(candidate [0-9]+) (?:is )?,? ?\1\b')
 _ARTICLE = re.compile(r'\b(?:the|an?)\b', re.IGNORECASE)
-_MARKS = str.maketrans(dict.fromkeys('*_`"()[]\u201c\u201d', ' ') | {
-    '\u2019': "'"})
+_MARKS = str.maketrans(
+    dict.fromkeys('*_`"()[]\u201c\u201d', ' ')
+    | dict.fromkeys('\u200b\u200c\u200d\u2060\ufeff', None)
+    | dict.fromkeys('\u2010\u2011\u2012\u2013\u2014\u2212', '-')
+    | {'\u2019': "'"})
+LONGEST = 20_000  # characters; no reasoning needs so many
 
 _SHOPPER = (r'(?:shopper|customer|consumer|user|buyer|purchaser|person|they|he|'
             r'she)')
@@ -32,7 +36,7 @@ _CHOSEN = rf'(?:{_BOUGHT}|chosen|picked|selected)'
 _ITEM = r'(?:item|product|candidate|purchase|choice|pick|selection|order|one)'
 _REALLY = (r'(?:(?:indeed|in fact|actually|really|then|subsequently|later|'
            r'ultimately|eventually|finally|also|what was|the one|the item|'
-           r'the product|the candidate|that was|that is) )*')
+           r'the product|the candidate|that was|that is) ){0,6}')
 _C = r'candidate [0-9]+,?'
 # What is targeted on a body or a market, not what is to be guessed.
 _AREA = (r'(?: [a-z-]+)? (?:areas?|zones?|spots?|skin|hair|ages?|audiences?|'
@@ -51,7 +55,8 @@ LEAK = re.compile('|'.join((
     rf'option|next)\b',
     rf'\b(?:known|given|provided) (?:answer|target|label|outcome|solution|'
     rf'choice|next {_ITEM})\b',
-    r'\bright (?:answer|candidate|target|solution|prediction|next)\b',
+    r'\bright (?:answer|(?:choice|option) (?:is|was)|candidate|target|solution|'
+    r'prediction|next)\b',
     r'\bthe answer\b(?! to )',
     r'\b(?:candidate [0-9]+|it|this|that) is correct\b',
     # What was bought in the end.
@@ -73,15 +78,22 @@ LEAK = re.compile('|'.join((
     r"(?:was|turned out|proved|ended|has been|had been)\b",
     r'\bnext (?:item|product|purchase|choice|pick|order|buy)'
     r' ?(?:[,:=]|is|being)? candidate [0-9]',
-    r'\b(?:went on|goes on|proceeded|proceeds) to (?:buy|purchase|order|'
-    r'choose|pick|select|get|acquire)\b',
+    r'\b(?:went on|goes on|go on|going on|proceed(?:ed|s)?) to (?:buy|purchase|'
+    r'order|choose|pick|select|get|acquire)\b',
     r'\b(?:ended|ends|wound|winds) up (?:with|buying|purchasing|ordering|'
     r'choosing|picking|selecting|getting|acquiring)\b',
     rf'\b(?:eventually|ultimately) (?:{_BOUGHT}|{_CHOSE})\b',
+    rf'\b(?:subsequent|future|eventual|later|known|final) {_ITEM} (?:is|was|of)'
+    rf' {_C}', r'\bheld[- ]out\b', r'\blabel (?:is|was)\b',
+    rf'\b{_C} (?:is|was) what (?:came|comes|follow(?:ed|s))\b',
+    rf'\b{_SHOPPER} {_REALLY}{_BOUGHT} (?:it|this|that)(?= next| ?[.,;!]| ?$)',
+    rf'\b{_SHOPPER} did {_REALLY}(?:buy|purchase|order|choose|pick) candidate'
+    rf'\b',
+    r'\b(?:know|knowing|known|knew) the (?:outcome|result)\b',
     r'\bhindsight\b', r'\bas it turn(?:s|ed) out\b',
     r'\b(?:was|is|been) (?:revealed|disclosed)\b',
     # What the teacher knows and was asked to do.
-    r'\b(?:was|were|am|are|been|being) (?:told|informed|instructed|'
+    r'\b(?:was|were|am|are|been|being) (?:told|informed|instructed|asked|'
     r'given the (?:answer|target))\b',
     r'\b(?:as|like) (?:[a-z]+ )?(?:instructed|told|requested|directed|ordered|'
     r'demanded|stipulated)\b',
@@ -91,6 +103,7 @@ LEAK = re.compile('|'.join((
     r"\b(?:i|you|we) already know\b",
     r"\b(?:i|you|we) know (?:that )?(?:it|candidate)\b",
     r"\bwe know what (?:the |this )?[a-z]+ (?:bought|purchased|chose)\b",
+    rf'\b(?:must|need to|have to|had to) justify\b',
     r'\breason(?:ing|ed)? (?:your|my|our|a|the) way\b',
     r'\bpurchases alone\b',
     r'\b(?:your|my|our) words\b')))
@@ -120,11 +133,15 @@ def strip_titles(text: str, titles: Sequence[str]) -> str:
 def told(text: str, titles: Sequence[str], candidates: Sequence[str]) -> bool:
   """Whether a text speaks as somebody who was told what comes next.
 
+  One of more than `LONGEST` characters counts as such.
+
   Args:
     text: the reasoning.
     titles: of what it speaks of.
     candidates: SIDs, as text; a candidate may be called by either.
   """
+  if len(text) > LONGEST:
+    return True
   names = {sid: f' candidate {number} '
            for number, sid in enumerate(candidates, 1)}
   text = tokens.SEMANTIC_ID.sub(

@@ -70,11 +70,12 @@ def prepare(config: ml_collections.ConfigDict,
     interactions.DataError: bad data, or a damaged `directory`.
     ValueError: a bad field of the config.
   """
-  if directory.exists():
-    _read_summary(directory)
-    return
   partial, kept = (directory.with_name(f'{directory.name}.{name}')
                    for name in ('partial', 'lists'))
+  if directory.exists():
+    shutil.rmtree(kept, ignore_errors=True)
+    _read_summary(directory)
+    return
   shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
   partial.mkdir(parents=True)
   try:

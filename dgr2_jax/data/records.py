@@ -236,6 +236,7 @@ def write(
 
   Raises:
     ValueError: there are no records.
+    OSError: they cannot be written.
   """
   path = pathlib.Path(path)
   temporary = path.with_name(f'{path.name}.tmp')
@@ -251,7 +252,10 @@ def write(
         responses.append(len(record.response))
         dropped.append(record.dropped > 0)
     finally:
-      writer.close()
+      try:
+        writer.close()
+      except RuntimeError as e:  # what it makes of a full disk
+        raise OSError(f'{path}: {e}') from e
     if not prompts_:
       raise ValueError(f'{path}: there are no requests to write.')
     statistics = Statistics(

@@ -141,6 +141,11 @@ def _from_file(dataset: interactions.Dataset,
   if missing := [split for split in SPLITS if split not in given]:
     logging.warning('%s has no lists for %s: the co-occurrence retriever '
                     'makes them.', path, ' and '.join(missing))
+  for split in given.keys() & candidates_lib.FROM_END.keys():
+    if (count := len(given[split][0])) < len(dataset.users):
+      logging.warning('%s has %s lists of %d users: figures over all users are '
+                      'over these, of %d.', path, split, count,
+                      len(dataset.users))
   return given
 
 

@@ -54,11 +54,14 @@ class Finished:
     try:
       with np.load(path) as f:
         arrays = dict(f)
+      if not arrays:
+        raise ValueError('no arrays')
       logging.info('%s is there from an earlier start.', path)
       return arrays
     except FileNotFoundError:
       pass
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+    except (OSError, ValueError, EOFError, NotImplementedError,
+            zipfile.BadZipFile) as e:
       logging.warning('%s is damaged (%s): it is made anew.', path, e)
     arrays = make()
     content = io.BytesIO()

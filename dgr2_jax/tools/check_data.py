@@ -115,8 +115,9 @@ def summarise_candidates(
                        for u, p in zip(users, positions)])
     found = chosen == target[:, None]
     hits[split] = found.any(1).mean()
-    s.add(split, f'{len(users):,} lists of {chosen.shape[1]}; the target is in '
-          f'{_share(found.any(1))}')
+    s.add(split, f'{len(users):,} lists of {chosen.shape[1]}, '
+          f'{len(set(users.tolist())):,} of {len(dataset.users):,} users; the '
+          f'target is in {_share(found.any(1))}')
     place = np.bincount(found.argmax(1)[found.any(1)],
                         minlength=chosen.shape[1])
     if place.sum() >= 20:

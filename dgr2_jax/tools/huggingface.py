@@ -14,14 +14,11 @@ from collections.abc import Sequence
 import pathlib
 import sys
 
-from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import huggingface_weights
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import logging as metrics_logging
+from dgr2_jax.training import losses
 from dgr2_jax.training import workdir as workdir_lib
-
-# These stages come before the model has learned to fill blocks.
-_AUTOREGRESSIVE = ('ar_sft', 'ar_rl')
 
 
 def export(workdir: pathlib.Path, stage: str, output: pathlib.Path,
@@ -38,8 +35,7 @@ def export(workdir: pathlib.Path, stage: str, output: pathlib.Path,
   huggingface_weights.save(
       output, experiment.restore(stage), experiment.model.config,
       experiment.vocabulary,
-      canvas_lib.AUTOREGRESSIVE if stage in _AUTOREGRESSIVE
-      else experiment.canvas,
+      losses.canvas_of(experiment, stage),
       max_positions or data.prompt_length + data.response_length,
       data.tokenizer.huggingface_files())
 

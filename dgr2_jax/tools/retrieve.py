@@ -23,6 +23,7 @@ import numpy as np
 from dgr2_jax.data import candidates
 from dgr2_jax.data import histories as histories_lib
 from dgr2_jax.evaluation import tables
+from dgr2_jax.retrieval import cooccurrence
 from dgr2_jax.retrieval import lists
 from dgr2_jax.retrieval import mid_trained
 from dgr2_jax.training import experiment as experiment_lib
@@ -48,8 +49,9 @@ def retrieve(workdir: pathlib.Path, output: pathlib.Path, count: int,
     ValueError: no mid-training, not complete, or items share an id.
   """
   config = workdir_lib.read_config(workdir)
-  if not output.absolute().parent.is_dir():
-    raise ValueError(f'--output={output}: there is no such directory.')
+  if output.is_dir() or not output.absolute().parent.is_dir():
+    raise ValueError(f'--output={output}: expected a file in a directory that '
+                     'exists.')
   if _STAGE not in config.recipe:
     raise ValueError(f'{workdir}: {_STAGE} is not in its recipe '
                      f'({", ".join(config.recipe)}).')
@@ -58,12 +60,12 @@ def retrieve(workdir: pathlib.Path, output: pathlib.Path, count: int,
   data = experiment.data
   dataset = data.dataset
   count = count or config.data.num_candidates
-  if count > len(dataset.items):
-    raise ValueError(f'--count={count}: there are {len(dataset.items)} items.')
   retriever = mid_trained.MidTrainedRetriever(
       experiment.model, experiment.vocabulary, data.template,
       len(dataset.items), config.mid_train.max_length, beams)
   histories = histories_lib.flatten(dataset)
+  cooccurrence.check_enough_items(
+      histories.length.max() - 1, count, len(dataset.items))
   lines, rows = [], []
   for split, from_end in candidates.FROM_END.items():
     users = np.flatnonzero(histories.length > from_end)

@@ -47,8 +47,8 @@ class Setting(Protocol):
 
 def canvas_of(setting: Setting, stage: str) -> canvas_lib.CanvasConfig:
   """Block size and rules of a stage: B = 1 before the conversion."""
-  return (canvas_lib.AUTOREGRESSIVE if stage in ('ar_sft', 'ar_rl')
-          else setting.canvas)
+  return (canvas_lib.AUTOREGRESSIVE
+          if stage in ('mid_train', 'ar_sft', 'ar_rl') else setting.canvas)
 
 
 def loss_of(setting: Setting, stage: str) -> step_lib.LossFn:

@@ -63,6 +63,19 @@ def test_what_the_teacher_is_told_is_refused(words):
 
 
 LEAKS = [
+    'Because he would go on to buy candidate 3.',
+    'The subsequent purchase was candidate 3.',
+    'The future purchase is candidate 3.',
+    "The shopper's eventual purchase is candidate 3.",
+    'This is confirmed by the later purchase of candidate 3.',
+    'The known purchase is candidate 3.', 'The held-out item is candidate 3.',
+    'The label is candidate 3.', 'The right choice is candidate 3.',
+    'Candidate 3 is what came next.', 'Indeed, the customer purchased it.',
+    'The user bought it next.', 'They did buy candidate 3.',
+    'I must justify candidate 3.', 'We were asked to rank candidate 3 first.',
+    'Knowing the outcome, candidate 3 goes first.',
+    'Candidate 3 is the ground\u2014truth.', 'The tar\u200bget is candidate 3.',
+    'so ' * 10_000,
     'The ground truth points there', 'the correct answer', 'the target item',
     'It was in fact bought next', 'the actual next item', 'as I was told',
     'she actually bought it', 'the true next purchase',

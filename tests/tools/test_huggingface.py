@@ -24,6 +24,7 @@ from dgr2_jax.models import transformer
 from dgr2_jax.tools import huggingface as huggingface_tool
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import losses
 from dgr2_jax.training import stages
 from dgr2_jax.training import validation
 from dgr2_jax.training import workdir as workdir_lib
@@ -207,3 +208,8 @@ def test_export_errors_are_one_line(experiment, tmp_path):
     huggingface_tool.main([f'--workdir={experiment.workdir}', '--stage=opd',
                            f'--output={tmp_path / "out"}'])
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('stage', ['mid_train', 'ar_sft', 'ar_rl'])
+def test_what_comes_before_the_conversion_decodes_token_by_token(stage):
+  assert losses.canvas_of(None, stage).block_size == 1
