@@ -138,9 +138,12 @@ def test_a_day_compiles_no_more_than_its_buckets():
         max_prompt=96, **how))
     got = ask(prompts)
     assert sorted(got) == list(range(1_000))
-    for index in (3, 500, 998):
-      assert got[index].tokens.tolist() == ask(
-          prompts[index:index + 1])[0].tokens.tolist()
+    for index in (3, 500, 998) if day == 0 else ():  # a bucket of their own
+      again, = ask(prompts[index:index + 1]).values()
+      length = int(again.length[0])
+      assert length == got[index].length[0]
+      np.testing.assert_array_equal(again.tokens[0, :length],
+                                    got[index].tokens[0, :length])
     # One a bucket; the empty batch, the step loop and the key.
     assert len(compiled) <= (len(batching.buckets(96)) + 3 if day == 0 else 0)
 
