@@ -27,7 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.ties = 'file'  # or hash: order of purchases with equal times
   # 'file': lists of your own retriever, in DIR/candidates.jsonl or `path`.
   c.data.retriever.update(kind='cooccurrence', path='')
-  # Items have ids of 3 codes of 64 each: about as many as items, or more.
+  # Items have ids of 3 codes of 64 each; a level needs no more than items.
   c.semantic_ids.update(levels=3, codes=64, svd_dim=64)
 
   # What the model reads of an item, and of how many purchases.
@@ -38,6 +38,7 @@ def get_config() -> ml_collections.ConfigDict:
   # How large, and how long: for a few hundred items, on two cores.
   c.model.update(num_layers=4, width=80, mlp_dim=216)
   c.ar_sft.update(steps=800, eval_every=400)
+  c.ar_rl.update(steps=40, eval_every=20)
   c.cft.update(steps=1200, eval_every=600)
   c.opd.update(steps=40, eval_every=20)
   c.rl.update(steps=60, eval_every=20)

@@ -321,7 +321,8 @@ def _read(response: httpx2.Response) -> Reply:
       raise TypeError('content and finish_reason must be text')
   except (ValueError, TypeError, LookupError, AttributeError, OverflowError,
           RecursionError) as e:
-    raise _Transient('a reply that is no chat completion') from e
+    raise _Transient('a reply that is no chat completion: '
+                     f'{response.text[:_SHOWN]!r}') from e
   return Reply(content, finish, *spent)
 
 

@@ -27,7 +27,7 @@ class NotComplete(Exception):
   """Requests are left; the message says why, `code` is the exit code."""
 
   def __init__(self, message: str, code: int = 1):
-    super().__init__(f'{message} The same command goes on.')
+    super().__init__(f'{message.removesuffix(".")}. The same command goes on.')
     self.code = code
 
 
@@ -143,3 +143,6 @@ def write(output: pathlib.Path, outcome: sampling.Outcome,
       json.dumps(line) + '\n' for line in traces))
   logging.info('%s: %d traces; %d requests given up, see %s.report.json.',
                output, len(traces), len(outcome.given_up), output)
+  if not traces:
+    logging.warning('Not one trace was accepted. The first request given up: '
+                    '%s', next(iter(outcome.given_up.values()), 'none'))
