@@ -139,22 +139,23 @@ def _share(of: Sequence[bool] | np.ndarray) -> str:
 
 
 def check(path: pathlib.Path, candidates: pathlib.Path | None,
-          min_count: int, num_candidates: int, errors: list[Exception]) -> str:
-  """Reads everything; returns the text.
+          min_count: int, num_candidates: int) -> tuple[str, int]:
+  """Reads everything.
 
-  Args:
-    path: of the directory.
-    candidates: lists of a retriever, if there are any.
-    min_count: of the config.
-    num_candidates: of the config.
-    errors: gets what is wrong with lines.
+  Returns:
+    The text, and the number of lines at fault.
 
   Raises:
-    interactions.DataError: nothing can be made of the files.
+    interactions.DataError: nothing can be made of the files; with the lines.
   """
-  items, log = directory.read(path, errors.append)
-  dataset = interactions.dataset(
-      'data', items, log, min_count, 'file', 0, str(path))
+  errors = []
+  try:
+    items, log = directory.read(path, errors.append)
+    dataset = interactions.dataset(
+        'data', items, log, min_count, 'file', 0, str(path))
+  except interactions.DataError as e:
+    raise interactions.DataError(
+        '\n'.join([*_at_fault(errors), str(e)])) from e
   summary = summarise(items, log, dataset)
   if candidates:
     lists = candidates_lib.read(
@@ -163,16 +164,18 @@ def check(path: pathlib.Path, candidates: pathlib.Path | None,
   text = [str(path), *summary.lines]
   if summary.warnings:
     text += ['Warnings', *summary.warnings]
-  return '\n'.join(text)
+  return '\n'.join([*text, *_at_fault(errors)]), len(errors)
 
 
-def _at_fault(errors: Sequence[Exception]) -> str:
-  """The first lines at fault, and how many there are."""
+def _at_fault(errors: Sequence[Exception]) -> list[str]:
+  """The first lines at fault, and how many there are, if any."""
+  if not errors:
+    return []
   text = [f'{len(errors):,} lines at fault',
           *(f'  {e}' for e in errors[:_SHOWN])]
   if len(errors) > _SHOWN:
     text.append(f'  and {len(errors) - _SHOWN:,} more')
-  return '\n'.join(text)
+  return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,21 +191,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser.parse_args(argv)
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)  # the summary says it all
-  errors = []
   try:
-    text = check(args.directory, args.candidates, args.min_count,
-                 args.num_candidates, errors)
+    text, faults = check(args.directory, args.candidates, args.min_count,
+                         args.num_candidates)
   except (ValueError, OSError) as e:
-    if errors:
-      print(_at_fault(errors), file=sys.stderr)
     print(f'error: {e}', file=sys.stderr)
     return 1
   finally:
     logging.set_verbosity(verbosity)
   print(text)
-  if errors:
-    print(_at_fault(errors))
-  return 2 if errors else 0
+  return 2 if faults else 0
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -170,11 +171,9 @@ def test_killed_anywhere_ends_with_the_same_bits(finished, tmp_path):
 
   kill_near('data.partial')
   kill_near('checkpoints/ar_sft/2')
-  kill_within('rollout', 'ar_rl', 2, workdir)
   kill_near('checkpoints/cft/2')
   kill_within('update', 'opd', 3, workdir)
   kill_within('rollout', 'rl', 1, workdir)
-  kill_within('update', 'rl', 4, workdir)
   kill_near('checkpoints/rl/complete.json')
   result = run(workdir)
   assert result.returncode == 0, result.stderr[-3000:]
@@ -269,9 +268,9 @@ def test_ablations_are_configs(tmp_path, recipe, flags):
   assert all(map(np.isfinite, losses.values()))
   if 'rl' in recipe:
     # Untrained: no response ends, and without a buffer all earn the same.
-    for message in ('(overflow 1.00)', 'no response is valid',
-                    'nothing is learned from it'):
-      assert f'rl round 1' in result.stderr and message in result.stderr
+    for message in (r' .*\(overflow (0\.[89]|1)', ': no response is valid',
+                    ': all responses .* nothing is learned from it'):
+      assert re.search(f'rl round 1{message}', result.stderr), message
   content = json.loads((tmp_path / 'run' / 'report.json').read_text())
   assert [r['name'] for r in content['rows']][-1] == recipe[-1]
 
