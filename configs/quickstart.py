@@ -6,8 +6,7 @@ Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
 
     full     mid-training before ar_sft; RQ-VAE ids, which prompts show; the
              generative retriever, unless another is named
-    short    fewer shoppers and steps, no ar_rl: it learns less, in a third of
-             the time
+    short    fewer shoppers and steps, no ar_rl: it learns less, in less time
     smoke    tiny data and a handful of steps: it shows that everything runs,
              not that it learns
     sasrec   another retriever, of `data.retriever.kind`; also generative and
