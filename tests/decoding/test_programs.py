@@ -131,6 +131,25 @@ def test_a_step_copies_no_cache_and_encodes_no_prompt(options):
     assert encodings(instructions(text, loops=False))
 
 
+@pytest.mark.parametrize('within', [True, False])
+def test_the_check_notices_a_copy_in_a_loop(within):
+  line = f'  ROOT %copy.1 = f32[{max(CACHES)},1]{{1,0}} copy(%param)'
+  loop, rest = (line, '') if within else ('', line)
+  text = f"""%body.1 (param: f32[1]) -> f32[1] {{
+{loop}
+}}
+
+ENTRY %main (param: f32[1]) -> f32[1] {{
+  %while.1 = f32[1]{{0}} while(%param), body=%body.1
+{rest}
+}}
+"""
+  assert copies(instructions(text)) == ([line] if within else [])
+  assert copies(instructions(text, loops=False)) == ([] if within else [line])
+
+
+@pytest.mark.skipif(not jax.__version__.startswith('0.10.'),
+                    reason='jax 0.12 compiles it without a copy')
 def test_the_check_notices_a_cache_that_a_conditional_returns():
   def step(carry, inside):
     cache, i = carry
