@@ -278,7 +278,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       timing_repetitions=3)
   if 'short' in variants:
     c.recipe = tuple(stage for stage in c.recipe if stage != 'ar_rl')
-    c.data.embedded.num_users = 1500
+    c.data.embedded.num_users = 1000
     c.ar_sft.update(steps=400, eval_every=400)
     c.cft.update(steps=400, eval_every=400)
     for stage in (c.opd, c.rl):

@@ -15,7 +15,8 @@ import pytest
 
 
 # They take longest, and begin first: nothing then waits for one at the end.
-_LONGEST = ('test_stages.py', 'test_commands.py', 'test_colab.py')
+_LONGEST = ('test_stages.py', 'test_ablations.py', 'test_commands.py',
+            'test_colab.py')
 
 
 def pytest_collection_modifyitems(items):

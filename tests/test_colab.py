@@ -19,6 +19,7 @@ FEW = {
     'block_diffusion': {'STEPS = 600': 'STEPS = 2'},
     'recipe': {"get_config('short')": """get_config('smoke')
 config.recipe = ('ar_sft', 'convert', 'cft')
+config.data.embedded.num_users = 120
 config.evaluate.update(thresholds=(.9,), constrained_ar=False)
 """},
     'look_inside': {"['get_config']('short')": "['get_config']('smoke')"},
@@ -73,15 +74,16 @@ def test_badge_and_installation():
   assert BUILD['REPOSITORY'] in source
 
 
-@pytest.mark.parametrize('runtime, extra', [
-    ({'TPU_ACCELERATOR_TYPE': 'v5e-1'}, '[tpu]'), ({}, '')])
-def test_installation_on_colab(runtime, extra, monkeypatch):
+@pytest.mark.parametrize('runtime, gpu, extra', [
+    ({'TPU_ACCELERATOR_TYPE': 'v5e-1'}, False, '[tpu]'), ({}, True, '[cuda]'),
+    ({}, False, '')])
+def test_installation_on_colab(runtime, gpu, extra, monkeypatch):
   monkeypatch.delenv('TPU_ACCELERATOR_TYPE', raising=False)
   for name, value in runtime.items():
     monkeypatch.setenv(name, value)
   ran = []
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-  monkeypatch.setattr('pathlib.Path.exists', lambda path: False)
+  monkeypatch.setattr('pathlib.Path.exists', lambda path: gpu)
   monkeypatch.setattr('subprocess.run', lambda a, check: ran.append(a))
   monkeypatch.setattr('sys.path', list(sys.path))
   exec(BUILD['INSTALL'], {})

@@ -38,7 +38,8 @@ PLAN = {
     'README.md': [
         ('make quickstart', None), ('make test', None),
         ('python3 -m venv', None),
-        ('dgr2_jax.main --config=configs/quickstart.py', FEW),
+        ('dgr2_jax.main --config=configs/quickstart.py',
+         [*FEW, '--config.data.embedded.num_users=120']),
         ('pytest', None),
         ('dgr2_jax.main --config=configs/forkme.py', PREPARE),
         ('dgr2_jax.rerank', ())],

@@ -38,8 +38,8 @@ class Signals:
     if self._received and number == signal.SIGINT:
       raise KeyboardInterrupt
     self._received = True
-    logging.warning('%s: stopping after this step.',
-                    signal.Signals(number).name)
+    logging.warning('%s: stopping after this step or validation; another '
+                    'SIGINT stops at once.', signal.Signals(number).name)
 
   def received(self, synchronise: bool) -> bool:
     """Whether to stop.

@@ -93,6 +93,9 @@ VARIANTS = {
         'rollouts at tau .4, temperature .5': rolled_out(.4, .5),
         'tau .4, temperature .5, KL .2': rolled_out(.4, .5, kl_weight=.2),
         'tau .4, temperature .5, CFT 1': rolled_out(.4, .5, cft_weight=1.),
+        'tau .4, temperature .5, CFT .3': rolled_out(.4, .5, cft_weight=.3),
+        'tau .4, temperature .5, CFT .3, twice the updates':
+            rolled_out(.4, .5, cft_weight=.3) | {'rl.steps': 200},
         'the same from cft': rolled_out(.4, .5, cft_weight=1.) | {
             'recipe': ['ar_sft', 'ar_rl', 'convert', 'cft', 'rl']},
     },
