@@ -25,7 +25,8 @@ FOUR, MANY = (
 def command(workdir, *flags, program=('dgr2_jax.main',)):
   return [sys.executable, '-m', *program, f'--config={CONFIG}:smoke',
           f'--workdir={workdir}', '--config.data.embedded.num_users=120',
-          '--config.boosted.iterations=20', *flags]
+          '--config.boosted.iterations=20',
+          '--config.evaluate.thresholds=(1.0,0.4)', *flags]
 
 
 def run(workdir, *flags, env=ONE, **kwargs):
