@@ -77,6 +77,7 @@ def test_runs_and_resumes(tmp_path):
     ('--config.ar_sft.steps=many', 'config.ar_sft.steps=many: invalid literal'),
     ('--stge=cft', "Unknown command line flag 'stge'"),
     ('cft', "Unexpected argument 'cft'"),
+    ('--multihost=here', '--multihost=here: expected auto'),
 ])
 def test_mistyped_command(tmp_path, arg, message):
   done = _main(tmp_path, arg)

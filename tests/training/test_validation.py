@@ -140,6 +140,7 @@ def test_fields_of_mid_training(field, value, message):
     (dict(data__source='directory'), 'data.path is empty'),
     (dict(canvas__block_size=7), 'canvas.block_size=7 does not divide the'),
     (dict(model__head_dim=15), 'head_dim=15'),
+    (dict(model__num_kv_heads=3), 'num_kv_heads=3'),
     (dict(canvas__alignment='left'), 'alignment='),
     (dict(recipe=('ar_sft', 'cft', 'convert')), 'config.recipe is'),
     (dict(recipe=('ar_sft', 'convert')), 'config.recipe is'),
