@@ -130,6 +130,20 @@ def test_lossless_tables_are_of_the_published_measurements(path):
     assert f'| A {line}' in several and f'| B {line}' in several
 
 
+@pytest.mark.parametrize('path', sorted(
+    path for kind in ('batching', 'frontier', 'peers', 'speed', 'training')
+    for path in ROOT.glob(f'experiments/decoding/{kind}*.json')), ids=str)
+def test_decoding_tables_are_of_the_published_measurements(path):
+  kind, _, name = path.stem.partition('_')
+  table = runpy.run_path(
+      str(ROOT / 'experiments' / 'decoding' / f'{kind}.py'))['table']
+  content = json.loads(path.read_text(encoding='utf-8'))
+  title = {'speed': [], 'training': [], 'peers': [name]}.get(
+      kind, [f'{name}, weights of {content.get("stage")}'])
+  assert path.with_suffix('.md').read_text(encoding='utf-8') == table(
+      *title, content)
+
+
 def line_of(text, begins):
   line, = (l for l in text.splitlines() if l.startswith(f'| {begins} |'))
   return [cell.strip() for cell in line.strip('| ').split('|')]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -107,21 +107,31 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   return (y * scale).astype(x.dtype)
 
 
-def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-  """Rotary position embedding, half-split (Su et al., 2104.09864).
+class Rotation(NamedTuple):
+  """cos and sin of the rotary angles, float32 [N, T, 1, F/2] each."""
+  cos: jax.Array
+  sin: jax.Array
+
+
+def rotation(positions: jax.Array, head_dim: int, theta: float) -> Rotation:
+  """Rotary angles of int positions [N, T] (Su et al., 2104.09864).
 
   Args:
-    x: [N, T, H, F].
     positions: int [N, T].
+    head_dim: F.
     theta: base of the frequencies.
   """
-  half = x.shape[-1] // 2
+  half = head_dim // 2
   frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
   angle = positions[..., None, None].astype(jnp.float32) * frequency
-  cos, sin = jnp.cos(angle), jnp.sin(angle)  # [N, T, 1, F/2]
+  return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+
+def rope(x: jax.Array, by: Rotation) -> jax.Array:
+  """Heads x [N, T, H, F] with their two halves rotated against each other."""
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(
-      x.dtype)
+  return jnp.concatenate(
+      [a * by.cos - b * by.sin, b * by.cos + a * by.sin], -1).astype(x.dtype)
 
 
 class Layer(nn.Module):
@@ -130,7 +140,7 @@ class Layer(nn.Module):
   attention: Attention
 
   @nn.compact
-  def __call__(self, x, cache, positions):
+  def __call__(self, x, cache, angles):
     c = self.config
     dtype = jnp.dtype(c.dtype)
 
@@ -161,7 +171,7 @@ class Layer(nn.Module):
       if c.qk_norm and name != 'value':
         z = norm(f'{name}_norm', z)
       if name != 'value':
-        z = rope(z, positions, c.rope_theta)
+        z = rope(z, angles)
       projected[name] = partition.batched(z, 'tensor', None)
     out, emitted = self.attention(**projected, cache=cache)
     # Residual branches start small: 1/sqrt(2 * layers), as in GPT-2.
@@ -223,7 +233,8 @@ class Transformer(nn.Module):
         unroll=c.num_layers if c.unroll_layers else 1)
     table = partition.gathered(self.embedding, 'embedding', RULES)
     x = partition.batched(table[tokens].astype(jnp.dtype(c.dtype)))
-    x, emitted = layers(c, attention, name='layers')(x, cache, positions)
+    angles = rotation(positions, c.head_dim, c.rope_theta)  # one for all layers
+    x, emitted = layers(c, attention, name='layers')(x, cache, angles)
     return rms_norm(x, self.final_norm, c.norm_eps), emitted
 
   def logits(self, hidden: jax.Array) -> jax.Array:

@@ -114,17 +114,21 @@ def table(name: str, content: dict[str, Any]) -> str:
   lines = [
       f'# Static batches against continuous admission: {name}', '',
       'Written by batching.py. Speed: requests a second, static = 1 in the '
-      'same row.', '',
+      'same row; in the last column, autoregressive = 1, both continuous.', '',
       f'Machine: {content["machine"]}; jax {content["jax"]}; '
       f'{content["points"][0]["requests"]} requests, median of '
       f'{content["repetitions"]} passes; cache '
       f'{content["cache_dtype"] or "as the model"}.', '',
       '| decoding | batch | rows at work, static | responses that differ | '
-      'speed, continuous |', '|---|---|---|---|---|']
+      'speed, continuous | beside autoregressive |', '|---|---|---|---|---|---|']
+  autoregressive = {
+      p['rows']: p['continuous_requests_per_second']
+      for p in content['points'] if p['mode'] == 'autoregressive'}
   for p in content['points']:
+    beside = p['continuous_requests_per_second'] / autoregressive[p['rows']]
     lines.append(
         f'| {p["mode"]} | {p["rows"]} | {p["static_rows_at_work"]:.2f} | '
-        f'{p["differ"]} | {p["speed"]:.2f} |')
+        f'{p["differ"]} | {p["speed"]:.2f} | {beside:.2f} |')
   return '\n'.join(lines) + '\n'
 
 

@@ -274,22 +274,21 @@ def main() -> None:
   r = args.response_lengths[-1]
   sizes = dict.fromkeys([(p, n) for n in args.response_lengths]
                         + [(n, r) for n in args.prompt_lengths])
-  points = []
-  for prompt_length, response_length in sizes:
-    points += measure(model, params, vocabulary, schedules, prompt_length,
-                      response_length, args.repetitions)
   content = {
       'shape': args.shape, 'dtype': args.dtype, 'jax': jax.__version__,
       'machine': environment.machine(),
       'schedule': (f'of trained weights, tau {args.threshold:g}' if args.workdir
                    else f'{args.steps} equal steps a block'),
-      'repetitions': args.repetitions, 'points': points}
-  text = table(content)
-  if not args.smoke:
-    name = f'speed_{args.shape}'
-    (HERE / f'{name}.json').write_text(json.dumps(content, indent=1) + '\n')
-    (HERE / f'{name}.md').write_text(text)
-  print(text)
+      'repetitions': args.repetitions, 'points': []}
+  for prompt_length, response_length in sizes:
+    content['points'] += measure(
+        model, params, vocabulary, schedules, prompt_length, response_length,
+        args.repetitions)
+    if not args.smoke:  # after every size: the longest take longest
+      name = f'speed_{args.shape}'
+      (HERE / f'{name}.json').write_text(json.dumps(content, indent=1) + '\n')
+      (HERE / f'{name}.md').write_text(table(content))
+  print(table(content))
 
 
 if __name__ == '__main__':
