@@ -120,7 +120,8 @@ def table(name: str, content: dict[str, Any]) -> str:
       f'{content["repetitions"]} passes; cache '
       f'{content["cache_dtype"] or "as the model"}.', '',
       '| decoding | batch | rows at work, static | responses that differ | '
-      'speed, continuous | beside autoregressive |', '|---|---|---|---|---|---|']
+      'speed, continuous | beside autoregressive |',
+      '|---|---|---|---|---|---|']
   autoregressive = {
       p['rows']: p['continuous_requests_per_second']
       for p in content['points'] if p['mode'] == 'autoregressive'}

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -78,7 +79,8 @@ def of_workdir(workdir: pathlib.Path, requests: int) -> Subject:
   return Subject(
       experiment.model, experiment.restore(experiment.config.recipe[-1]),
       experiment.vocabulary, experiment.canvas, experiment.decode_config(),
-      [row[:n] for row, n in zip(batch['prompt'], batch['prompt_length'])],
+      [row[:n] for row, n, valid in zip(
+          batch['prompt'], batch['prompt_length'], batch['valid']) if valid],
       trained=True)
 
 
@@ -89,7 +91,8 @@ def of_shape(shape: str, requests: int, prompt_length: int,
   params = jax.jit(transformer.init, static_argnums=0)(
       config, jax.random.key(0))
   eos, mask = config.vocab_size - 2, config.vocab_size - 1
-  params['embedding'] = params['embedding'].at[eos].set(0)
+  # A logit of zero is never the largest: neither ends, and no mask is written.
+  params['embedding'] = params['embedding'].at[eos:].set(0)
   rng = np.random.default_rng(0)
   return Subject(
       transformer.Transformer(config), params, vocabulary_lib.Vocabulary(
@@ -181,7 +184,8 @@ def measure(subject: Subject, ways: dict[str, Any], size: int,
         rates[name].append(tokens / seconds)
   points = [{
       'decoding': name, 'batch_size': size, 'responses': len(batches) * size,
-      'differ': differ[name], 'tokens_per_second': float(np.median(rates[name])),
+      'differ': differ[name],
+      'tokens_per_second': float(np.median(rates[name])),
       'speed': float(np.median(rates[name]) / np.median(rates[OURS]))}
             for name in ways]
   for point in points:
@@ -199,8 +203,9 @@ def table(name: str, content: dict[str, Any]) -> str:
   lines = [
       f'# Beside `transformers`: {name}', '',
       'Written by peers.py. Float32, prefill timed; speed: response tokens a '
-      'second, our autoregressive decoder = 1 at the same batch size. "Differ": '
-      'responses that are not the tokens of our autoregressive decoder.', '',
+      'second, our autoregressive decoder = 1 at the same batch size. '
+      '"Differ": responses that are not the tokens of our autoregressive '
+      'decoder.', '',
       f'Machine: {content["machine"]}; {content["threads"]} threads each; jax '
       f'{content["jax"]}, torch {content["torch"]}, transformers '
       f'{content["transformers"]}; median of {content["repetitions"]} passes.',
@@ -231,15 +236,18 @@ def main() -> None:
   args = parser.parse_args()
   if args.workdir and not args.name:
     parser.error('--workdir wants a --name')
-  if args.requests < max(args.batch_sizes):
-    parser.error(f'--requests={args.requests} do not fill a batch of '
-                 f'{max(args.batch_sizes)}')
+  for package in ('torch', 'transformers', 'safetensors'):
+    if importlib.util.find_spec(package) is None:
+      parser.error(f"needs {package}: pip install -e '.[parity,hf]'")
   logging.set_verbosity(logging.INFO)
   if args.workdir:
     subject = of_workdir(args.workdir, args.requests)
   else:
     subject = of_shape(args.shape, args.requests, args.prompt_length,
                        args.response_length)
+  if len(subject.prompts) < max(args.batch_sizes):
+    parser.error(f'{len(subject.prompts)} test requests do not fill a batch of '
+                 f'{max(args.batch_sizes)}')
   threads = len(os.sched_getaffinity(0))
   ways = {THEIRS: theirs(subject, threads), **ours(subject)}
   points = []
