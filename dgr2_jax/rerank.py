@@ -6,12 +6,15 @@
 A request is a line {"id": ..., "history": [item_id...], "candidates":
 [item_id...]}, with "scores" or "user_id" if wanted (see `Request`); items that
 the catalogue lacks are objects as in items.jsonl. An answer is a line {"id":,
-"ranking":, "valid":, "explanation":, "forwards":}, with "new_items", their ids,
-if the catalogue lacks some. Where "valid" is false the ranking is the order
-that came in, or, with --complete, a permutation made from the reasoning.
+"ranking":, "valid":, "explanation":, "forwards":, "request":}, with
+"new_items", their ids, if the catalogue lacks some. Where "valid" is false the
+ranking is the order that came in, or, with --complete, a permutation made from
+the reasoning.
 
-The same command again goes on where it was interrupted; OUTPUT.settings.json
-keeps another model or mode from going on in its place. Lines that cannot be
+The same command again goes on where it was interrupted. "request" is a checksum
+of what was asked, so that an id asked about anew is an error, not an old
+answer; OUTPUT.settings.json keeps another model or mode from going on in the
+place of the first. Lines that cannot be
 answered are listed with their numbers in OUTPUT.errors.jsonl. Exit code: 0 if
 every line is answered, 2 if some are listed as errors, 1 if it could not run.
 """
@@ -24,6 +27,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -47,6 +51,7 @@ class _Line:
   number: int
   id: str | int | None
   request: Any = None
+  checksum: str = ''
   error: str = ''
 
 
@@ -126,14 +131,14 @@ def _rerank(args: argparse.Namespace) -> int:
           bad.flush()
           count['errors'] += 1
         elif (before := answered.get(_key(line.id))) is not None:
-          if before != _candidates(line.request):
+          if before != line.checksum:
             raise ValueError(
                 f'{args.output} has an answer to another request with id '
                 f'{json.dumps(line.id)}, of line {line.number}; choose another '
                 '--output')
           count['answered'] += 1
         else:
-          waiting.append(line.id)
+          waiting.append(line)
           yield line.request
         bar.update(f.tell() - bar.n)
 
@@ -183,10 +188,10 @@ def _keep_settings(args: argparse.Namespace, resumed: bool) -> None:
   workdir.write_text(path, json.dumps(settings, indent=1) + '\n')
 
 
-def _candidates(request) -> list[str]:
-  """Ids, sorted."""
-  return sorted(item if isinstance(item, str) else item['item_id']
-                for item in request.candidates)
+def _checksum(request: dict[str, Any]) -> str:
+  """Of the fields, whatever their order: eight hexadecimal digits."""
+  text = json.dumps(request, sort_keys=True)
+  return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _key(identifier: str | int) -> str:
@@ -194,8 +199,8 @@ def _key(identifier: str | int) -> str:
   return json.dumps(identifier)
 
 
-def _answered(out: BinaryIO, path: pathlib.Path) -> dict[str, list[str]]:
-  """Answers of an earlier run: the candidates by id, sorted.
+def _answered(out: BinaryIO, path: pathlib.Path) -> dict[str, str]:
+  """Answers of an earlier run: their requests' checksums by id.
 
   Cuts off what was left half-written.
 
@@ -209,7 +214,7 @@ def _answered(out: BinaryIO, path: pathlib.Path) -> dict[str, list[str]]:
       break
     try:
       fields = json.loads(line)
-      found[_key(fields['id'])] = sorted(fields['ranking'])
+      found[_key(fields['id'])] = fields['request']
     except (ValueError, TypeError, KeyError) as e:
       raise ValueError(f'{path}:{number}: no answer of this command; choose '
                        'another --output') from e
@@ -239,8 +244,9 @@ def _lines(f: BinaryIO, request_class, check) -> Iterator[_Line]:
       _check_types(fields)
       if _key(line.id) in seen:
         raise _LineError(f'id: the same as in line {seen[_key(line.id)]}')
-      line.request = request_class(
-          **{k: v for k, v in fields.items() if k != 'id'})
+      del fields['id']
+      line.request = request_class(**fields)
+      line.checksum = _checksum(fields)
       check(line.request)
       seen[_key(line.id)] = number
     except ValueError as e:
@@ -283,10 +289,11 @@ def _check_types(fields: dict[str, Any]) -> None:
     raise _LineError(f'user_id is {fields["user_id"]!r}: expected a string')
 
 
-def _to_json(identifier: str | int, result) -> str:
+def _to_json(line: _Line, result) -> str:
   return json.dumps({
-      'id': identifier, 'ranking': list(result.ranking), 'valid': result.valid,
+      'id': line.id, 'ranking': list(result.ranking), 'valid': result.valid,
       'explanation': result.explanation, 'forwards': result.forwards,
+      'request': line.checksum,
       **({'completed': True} if result.completed else {}),
       **({'new_items': list(result.new_items)} if result.new_items else {})
   }) + '\n'

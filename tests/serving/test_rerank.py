@@ -52,7 +52,7 @@ def test_command_answers_the_good_and_lists_the_bad(command, reranker):
   assert code == 2
   assert [a['id'] for a in answers] == ['a', 'c', 3, '3', '\ud800\x00"\u2028é']
   assert set(answers[0]) == {'id', 'ranking', 'valid', 'explanation',
-                             'forwards'}
+                             'forwards', 'request'}
   assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16]
   assert 'the same as in line 1' in errors[3]['error']
 
@@ -90,6 +90,11 @@ def test_command_answers_no_request_with_the_answer_to_another(
   code, answers, _ = command([line_of(2, second), line_of(1, second)])
   assert code == 1 and len(answers) == 2
   assert 'another request with id 1, of line 2' in capsys.readouterr().err
+  # Nor with that to the same ten of a user who has bought more since.
+  later = dataclasses.replace(first, history=[*first.history, second.history[0]])
+  code, answers, _ = command([line_of(1, later)])
+  assert code == 1 and len(answers) == 2
+  assert 'another request with id 1, of line 1' in capsys.readouterr().err
 
 
 def test_command_can_be_interrupted(command, reranker, monkeypatch):
