@@ -6,7 +6,8 @@
 DIR_WITH_BEAUTY holds `items.jsonl` and `sequences.txt` (README, "Your data");
 for the raw 2014 files set --config.data.source=amazon_raw. What it gave is in
 experiments/beauty_small/. `--config=configs/beauty_small.py:sasrec` chooses
-another retriever, of `data.retriever.kind`.
+another retriever, of `data.retriever.kind`; `:smoke` takes few steps of a tiny
+model, to see that everything runs.
 """
 
 import ml_collections
@@ -44,8 +45,11 @@ _TRAINED = dict(
         beams=20))  # prefixes that the search keeps
 
 
-def get_config(retriever: str = 'cooccurrence') -> ml_collections.ConfigDict:
-  """The experiment, with the lists of `retriever`."""
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The experiment; `variant` is a retriever, smoke, or both with a comma."""
+  variants, retriever = sweeps.parse_variant(
+      variant, ('smoke',), ('cooccurrence', *_TRAINED))
+  retriever = retriever or 'cooccurrence'
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -238,6 +242,8 @@ def get_config(retriever: str = 'cooccurrence') -> ml_collections.ConfigDict:
       timing_batch_size=1,
       timing_requests=24,
       timing_repetitions=3)
+  if 'smoke' in variants:
+    sweeps.smoke(c)
   return c
 
 

@@ -52,13 +52,10 @@ _TRAINED = dict(
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` joins words of the list above by commas."""
-  variants = set(filter(None, variant.split(',')))
-  retriever, *more = variants - {'full', 'short', 'smoke'} or {
-      'generative' if 'full' in variants else 'cooccurrence'}
-  if more:
-    raise ValueError(f'configs/quickstart.py:{variant}: expected some of full, '
-                     'short, smoke and a retriever, joined by commas, or '
-                     'nothing after the colon')
+  variants, retriever = sweeps.parse_variant(
+      variant, ('full', 'short', 'smoke'), ('cooccurrence', *_TRAINED))
+  retriever = retriever or (
+      'generative' if 'full' in variants else 'cooccurrence')
   c = ml_collections.ConfigDict()
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
@@ -237,12 +234,14 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.ar_rl = dict(policy, **surrogate, steps=40, learning_rate=1e-4,
                  eval_every=20)
   c.ar_rl.reward.condition = 'gr2'
+  c.ar_rl.cft_weight = 1.0  # keeps what ar_sft taught
   c.cft = dict(training, **weights, **noise, batch_size=16, steps=2500,
                learning_rate=3e-3, eval_every=1250)
   c.cft.eval_threshold = 0.9  # tau of its validation
+  c.cft.eval_requests = 1024  # all that follows begins with its best weights
   c.cft.ar_weight = 0.5
   c.opd = dict(
-      policy, **weights, **noise, steps=60, learning_rate=1e-4, eval_every=30,
+      policy, **weights, **noise, steps=40, learning_rate=1e-4, eval_every=20,
       teacher='ar',  # self: the student's clean stream; or a stage
       divergence='forward',  # reverse | none
       positions='nothing_right',  # all: the paper's | corrected
@@ -252,13 +251,13 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.opd.schedule = 'cosine'
   c.opd.rollout.update(num_rollouts=4, temperature=0.5, canvases='one',
                        canvases_per_row=3)  # one of every block
-  c.rl = dict(policy, **surrogate, steps=100, learning_rate=5e-5,
+  c.rl = dict(policy, **surrogate, steps=200, learning_rate=5e-5,
               eval_every=50)
   c.rl.warmup_steps = 20  # Adam's first steps are its least certain
   # Where many tokens are committed together they clash: that teaches most.
   c.rl.rollout.update(threshold=0.4, temperature=0.5)
   # Keeps what the others taught; the paper's RL has no such term.
-  c.rl.update(cft_weight=1.0, ar_weight=0.5)
+  c.rl.update(cft_weight=0.3, ar_weight=0.5)
   # Half as many requests as are decoded: those whose responses differ.
   c.rl.batch_size = 8
   c.rl.rollout.refill = 2
@@ -286,24 +285,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     c.evaluate.update(thresholds=(1.0, 0.9, 0.4), constrained_ar=False,
                       timing_requests=8, timing_repetitions=2)
   if 'smoke' in variants:
-    if retriever in _TRAINED:
-      c.data.retriever[retriever].update(
-          epochs=2, folds=2, width=32, layers=1)
-    c.data.embedded.update(num_users=300, num_items=120)
-    c.data.max_train_requests = 256
-    for stage in (c[name] for name in c.recipe if name != 'convert'):
-      stage.update(steps=6, eval_every=3, checkpoint_every=2, log_every=2,
-                   warmup_steps=2, eval_requests=32)
-    for stage in (c.ar_rl, c.opd, c.rl):
-      stage.batch_size = 8
-      # Untrained responses are all invalid: let length tell them apart.
-      stage.reward.overlong_buffer = 36
-    c.ar_rl.update(eval_every=2)
-    c.ar_rl.rollout.update(updates=2)
-    c.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1,
-                   head_dim=16, mlp_dim=64)
-    c.evaluate.update(timing_requests=2, timing_repetitions=1,
-                      bootstrap_resamples=200)
+    sweeps.smoke(c)
   return c
 
 

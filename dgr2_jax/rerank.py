@@ -61,14 +61,20 @@ def main(argv: list[str] | None = None) -> int:
       prog='python -m dgr2_jax.rerank', description=__doc__,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--model', required=True,
-                      help='working directory of dgr2_jax.main')
-  parser.add_argument('--input', required=True, type=pathlib.Path)
-  parser.add_argument('--output', required=True, type=pathlib.Path)
+                      help='working directory of dgr2_jax.main, or its '
+                      'checkpoints/STAGE')
+  parser.add_argument('--input', required=True, type=pathlib.Path,
+                      help='requests, one a line')
+  parser.add_argument('--output', required=True, type=pathlib.Path,
+                      help='answers, one a line, appended to')
   parser.add_argument('--stage', help="whose weights; the recipe's last")
   parser.add_argument('--mode', default='threshold',
                       help='threshold, verify or ar')
   parser.add_argument('--threshold', type=float, default=.9,
                       help='tau of mode threshold')
+  parser.add_argument('--answer_threshold', type=float,
+                      help='tau of the answer, which a low one breaks first; '
+                      'that of --threshold by default')
   parser.add_argument('--batch_size', type=int, default=16)
   parser.add_argument('--complete', action='store_true',
                       help='complete invalid answers to permutations; their '
@@ -105,8 +111,9 @@ def _rerank(args: argparse.Namespace) -> int:
   metrics_logging.hide_library_chatter()
   reranker = reranker_lib.Reranker.load(args.model, args.stage)
   how = dict(mode=args.mode, threshold=args.threshold,
-             batch_size=args.batch_size, complete=args.complete)
-  reranker.rerank([], **how)  # a bad mode should not touch the output
+             batch_size=args.batch_size, complete=args.complete,
+             answer_threshold=args.answer_threshold)
+  reranker.stream((), **how)  # a bad mode should not touch the output
   errors = args.output.with_name(args.output.name + '.errors.jsonl')
   count = {'answered': 0, 'invalid': 0, 'errors': 0}
   with contextlib.ExitStack() as stack:
@@ -175,7 +182,8 @@ def _keep_settings(args: argparse.Namespace, resumed: bool) -> None:
   settings = {
       'model': str(pathlib.Path(args.model).expanduser().resolve()),
       'stage': args.stage, 'mode': args.mode, 'complete': args.complete,
-      'threshold': args.threshold if args.mode == 'threshold' else None}
+      'threshold': args.threshold if args.mode == 'threshold' else None,
+      'answer_threshold': args.answer_threshold}
   if resumed and path.exists():
     try:
       before = json.loads(path.read_text(encoding='utf-8'))
@@ -256,7 +264,7 @@ def _lines(f: BinaryIO, request_class, check) -> Iterator[_Line]:
 
 def _json(raw: bytes) -> dict[str, Any]:
   try:
-    fields = json.loads(raw)
+    fields = json.loads(raw.strip())  # so that positions are of this line
   except (ValueError, RecursionError) as e:
     raise _LineError(f'not JSON: {e}') from e
   if not isinstance(fields, dict):

@@ -17,6 +17,8 @@ from dgr2_jax.evaluation import tables
 # Validation metrics that are shares, and so can share an axis.
 _VALIDATION = tuple(f'validation/{name}' for name in (
     'recall@1', 'ndcg@3', 'valid_rate'))
+_UNITS = {'loss': 'loss (nats a token; RL: surrogate)',
+          'reward': 'mean a response', 'validation': 'metric (0 to 1)'}
 # The reward and its parts, which share an axis, and their names.
 _REWARDS = {'train/reward': 'reward', 'train/rank': 'rank promotion',
             'train/format': 'format, unweighted', 'train/overlong': 'overlong',
@@ -278,6 +280,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[panels_lib.Panel]:
                 marker='.' if len(steps) < 30 else None,
                 label=_REWARDS.get(name) or name.split('/')[-1])
       ax.set_xlabel('step')
+      ax.set_ylabel(_UNITS[kind])
 
     panels.append(panels_lib.panel(
         f'curves_{stage}_{kind}', f'{stage}: {kind}', draw))

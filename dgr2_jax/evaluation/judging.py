@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from dgr2_jax.data import parsing
 from dgr2_jax.data import tokens
 from dgr2_jax.data import traces
 from dgr2_jax.evaluation import intervals
@@ -114,6 +115,8 @@ def messages(pair: Pair, question: str) -> list[dict[str, str]]:
   for number, response in enumerate(shown, 1):
     name = 'Response' if len(shown) == 1 else f'Response {number}'
     order = ', '.join(str(position + 1) for position in response['order'])
+    if response['failure'] != parsing.VALID:
+      order = 'none that can be used'  # not the fallback, which it didn't write
     lines += [f'{name}, reasoning: {_quoted(response["explanation"])}',
               f'{name}, new order: {order}']
   # Lone surrogates, which JSON can spell, have no UTF-8 form.

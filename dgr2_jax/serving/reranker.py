@@ -23,6 +23,7 @@ import numpy as np
 import tqdm
 
 from dgr2_jax.data import parsing
+from dgr2_jax.data import tokens as tokens_lib
 from dgr2_jax.data import traces
 from dgr2_jax.decoding import batching
 from dgr2_jax.decoding import block_decoder
@@ -110,14 +111,18 @@ class Reranker:
     """Raises RequestError if a request cannot be answered."""
     self._prompter.checked(request)
 
-  def rerank(self, requests: Sequence[prompting.Request], *args: Any,
-             progress: bool = True, **options: Any) -> list[Reranking]:
+  def rerank(self, requests: Sequence[prompting.Request],
+             mode: str = 'threshold', threshold: float = .9,
+             batch_size: int = 16, complete: bool = False,
+             answer_threshold: float | None = None,
+             progress: bool = True) -> list[Reranking]:
     """All answers at once; arguments and errors are those of `stream`.
 
     Requests are checked before the first is decoded. `progress` shows a bar on
     stderr.
     """
-    answers = self.stream(requests, *args, **options)
+    answers = self.stream(requests, mode, threshold, batch_size, complete,
+                          answer_threshold)
     for index, request in enumerate(requests):
       self._prompter.checked(request, f'request {index}: ')
     return list(tqdm.tqdm(answers, total=len(requests), disable=not progress,
@@ -125,8 +130,8 @@ class Reranker:
 
   def stream(self, requests: Iterable[prompting.Request],
              mode: str = 'threshold', threshold: float = .9,
-             batch_size: int = 16, complete: bool = False
-             ) -> Iterator[Reranking]:
+             batch_size: int = 16, complete: bool = False,
+             answer_threshold: float | None = None) -> Iterator[Reranking]:
     """Answers requests while they come.
 
     An answer does not depend on the other requests.
@@ -141,6 +146,8 @@ class Reranker:
         the next.
       complete: whether to complete invalid answers behind whole reasoning to
         permutations; of compact responses.
+      answer_threshold: tau of the answer, if not that of the reasoning: the
+        answer is what a low one breaks first.
 
     Yields:
       One answer a request, in their order.
@@ -149,7 +156,7 @@ class Reranker:
       RequestError: a request cannot be answered; the message names it.
       ValueError: unknown mode, or one that these weights do not have.
     """
-    decoding = self._decoding(mode, threshold)
+    decoding = self._decoding(mode, threshold, answer_threshold)
     if complete and not self._experiment.candidate_ids():
       raise ValueError('complete=True needs compact responses, whose '
                        'candidates are single tokens')
@@ -174,9 +181,8 @@ class Reranker:
     ready, following = {}, 0
     for index, rollout in batching.decode(
         experiment.model, self._params, prompts(), rows=batch_size,
-        vocabulary=experiment.vocabulary, config=experiment.decode_config(),
-        mesh=experiment.mesh, max_prompt=experiment.config.prompt.max_prompt,
-        **decoding):
+        vocabulary=experiment.vocabulary, mesh=experiment.mesh,
+        max_prompt=experiment.config.prompt.max_prompt, **decoding):
       place, request, ids = asked[index]
       asked[index] = None
       ready[place] = self._answer(
@@ -185,17 +191,25 @@ class Reranker:
         yield ready.pop(following)
         following += 1
 
-  def _decoding(self, mode: str, threshold: float) -> dict[str, Any]:
+  def _decoding(self, mode: str, threshold: float,
+                answer_threshold: float | None) -> dict[str, Any]:
     """Arguments of `batching.decode`."""
     experiment = self._experiment
     if mode not in MODES:
       raise ValueError(f'mode is {mode!r}: expected {", ".join(MODES)}')
+    if answer_threshold is not None and mode != 'threshold':
+      raise ValueError(f'answer_threshold is of mode threshold, not {mode}')
     canvas = (canvas_lib.AUTOREGRESSIVE if mode == 'ar' else experiment.canvas)
     draft = None
     if mode == 'verify':
       draft = verification.DraftConfig(**experiment.config.evaluate.verify)
       verification.check(canvas, experiment.decode_config(), draft)
-    return dict(canvas=canvas, rule=commit.Threshold(threshold), draft=draft)
+    config = experiment.decode_config()
+    if answer_threshold is not None:
+      config = dataclasses.replace(
+          config, answer_marker=experiment.data.tokenizer.id(tokens_lib.ANSWER))
+    return dict(canvas=canvas, draft=draft, config=config,
+                rule=commit.Threshold(threshold, answer_threshold))
 
   def _answer(self, request: prompting.Indexed, ids: Sequence[int],
               rollout: block_decoder.Rollout, complete: bool) -> Reranking:

@@ -1,11 +1,12 @@
 """Checks a data directory and says what is in it.
 
-    python -m dgr2_jax.tools.check_data DIR [--candidates=DIR/candidates.jsonl]
+    python -m dgr2_jax.tools.check_data DIR [--candidates=FILE]
 
 DIR holds items.jsonl and sequences.txt or interactions.csv, see
-`data/directory.py`. All lines at fault are listed, not the first alone. What is
-legal and yet looks wrong is a warning. Exit code 0: can be used; 2: some lines
-are at fault; 1: nothing could be read.
+`data/directory.py`, and may hold a retriever's lists in candidates.jsonl. All
+lines at fault are listed, not the first alone. What is legal and yet looks wrong
+is a warning. Exit code 0: can be used; 2: some lines are at fault; 1: nothing
+could be read.
 """
 
 from __future__ import annotations
@@ -157,9 +158,10 @@ def check(path: pathlib.Path, candidates: pathlib.Path | None,
     raise interactions.DataError(
         '\n'.join([*_at_fault(errors), str(e)])) from e
   summary = summarise(items, log, dataset)
-  if candidates:
+  beside = path / 'candidates.jsonl'
+  if candidates or beside.exists():
     lists = candidates_lib.read(
-        candidates, dataset, num_candidates, errors.append)
+        candidates or beside, dataset, num_candidates, errors.append)
     summarise_candidates(lists, dataset, summary)
   text = [str(path), *summary.lines]
   if summary.warnings:
@@ -183,7 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('directory', type=pathlib.Path)
-  parser.add_argument('--candidates', type=pathlib.Path)
+  parser.add_argument('--candidates', type=pathlib.Path,
+                      help="a retriever's lists; DIR/candidates.jsonl, if it "
+                      'is there')
   parser.add_argument('--min_count', type=int, default=5,
                       help='data.min_count of the config')
   parser.add_argument('--num_candidates', type=int, default=10,

@@ -1,4 +1,4 @@
-"""Runs that differ from a config in a few fields, as commands.
+"""Variants of a config: words behind its colon, and sweeps as commands.
 
 A config file may have a `sweep()`: name -> the fields that differ, by their
 whole names. `python -m dgr2_jax.main --print_sweep` lists one command a run.
@@ -6,11 +6,14 @@ whole names. `python -m dgr2_jax.main --print_sweep` lists one command a run.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Mapping
 import pathlib
 import runpy
 import shlex
 from typing import Any
+
+import ml_collections
 
 _SFT = ('ar_sft', 'ar_rl', 'convert', 'cft')
 # What every stage and choice of the method is worth.
@@ -25,8 +28,48 @@ ABLATIONS = {
     'same_position': {'canvas.alignment': 'same_position'},
     'all_canvases': {'opd.rollout.canvases': 'all'},
     'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none'},
-    'rl_as_published': {'rl.cft_weight': 0.},
+    'rl_as_published': {'ar_rl.cft_weight': 0., 'rl.cft_weight': 0.},
 }
+
+
+def parse_variant(variant: str, words: Collection[str],
+                  retrievers: Collection[str]) -> tuple[set[str], str]:
+  """The words behind a config's colon, and the retriever among them or ''.
+
+  Raises:
+    ValueError: a word that is neither, or two retrievers.
+  """
+  chosen = set(filter(None, variant.split(',')))
+  kinds = chosen - set(words)
+  if len(kinds) > 1 or kinds - set(retrievers):
+    raise ValueError(
+        f'{variant!r} behind the colon of --config: expected some of '
+        f'{", ".join(words)} and at most one of {", ".join(retrievers)}, '
+        'joined by commas')
+  return chosen - kinds, ''.join(kinds)
+
+
+def smoke(c: ml_collections.ConfigDict) -> None:
+  """Makes an experiment tiny: it shows that everything runs, and no more."""
+  if trained := c.data.retriever.get(c.data.retriever.kind):
+    trained.update(epochs=2, folds=2, width=32, layers=1)
+  if 'embedded' in c.data:
+    c.data.embedded.update(num_users=300, num_items=120)
+  c.data.max_train_requests = 256
+  for stage in (c[name] for name in c.recipe if name in c):
+    stage.update(steps=6, eval_every=3, checkpoint_every=2, log_every=2,
+                 warmup_steps=2, eval_requests=32)
+    if 'rollout' in stage:
+      stage.batch_size = 8
+      # Untrained responses are all invalid: let length tell them apart.
+      stage.reward.overlong_buffer = 36
+  if 'ar_rl' in c.recipe:
+    c.ar_rl.update(eval_every=2)
+    c.ar_rl.rollout.update(updates=2)
+  c.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1,
+                 head_dim=16, mlp_dim=64)
+  c.evaluate.update(timing_requests=2, timing_repetitions=1,
+                    bootstrap_resamples=200)
 
 
 def of(filename: str) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from dgr2_jax.data import prepare
 from dgr2_jax.data import traces
 from dgr2_jax.decoding import batching
 from dgr2_jax.decoding import block_decoder
+from dgr2_jax.decoding import commit
 from dgr2_jax.serving import prompting
 from dgr2_jax.serving import reranker as reranker_lib
 from dgr2_jax.training import experiment as experiment_lib
@@ -277,3 +278,22 @@ def test_the_package_names_it():
   assert dgr2_jax.Reranker is reranker_lib.Reranker
   with pytest.raises(AttributeError, match='Rerankr'):
     dgr2_jax.Rerankr  # pylint: disable=pointless-statement
+
+
+def test_answer_may_have_a_threshold_of_its_own(reranker, monkeypatch):
+  asked = []
+
+  def decode(*args, **options):
+    del args
+    asked.append((options['rule'], options['config'].answer_marker))
+    return iter(())
+
+  monkeypatch.setattr(batching, 'decode', decode)
+  requests = requests_of(reranker)[:1]
+  reranker.rerank(requests, threshold=.4)
+  reranker.rerank(requests, threshold=.4, answer_threshold=.9)
+  marker = reranker._experiment.data.tokenizer.id('<|answer|>')
+  assert asked == [(commit.Threshold(.4), -1),
+                   (commit.Threshold(.4, .9), marker)]
+  with pytest.raises(ValueError, match='of mode threshold, not ar'):
+    reranker.rerank(requests, 'ar', answer_threshold=.9)

@@ -63,7 +63,8 @@ def test_all_lines_at_fault_are_listed(shop, capsys):
       'more')
 
 
-def test_lists_that_know_the_target(shop, capsys):
+@pytest.mark.parametrize('named', [True, False])
+def test_lists_that_know_the_target(shop, capsys, named):
   _, log = check_data.directory.read(shop)
   items = {i: None for i in log.items}
   data = check_data.interactions.dataset(
@@ -82,7 +83,8 @@ def test_lists_that_know_the_target(shop, capsys):
   lines.append(json.dumps({'user_id': 'nobody', 'candidates': []}))
   path = shop / 'candidates.jsonl'
   path.write_text('\n'.join(lines))
-  assert check_data.main([str(shop), f'--candidates={path}']) == 2
+  flags = [f'--candidates={path}'] if named else []  # there by itself
+  assert check_data.main([str(shop), *flags]) == 2
   text = capsys.readouterr().out
   for warning in ('train: nearly all targets are candidate 1',
                   'train: the target is in nearly every list',

@@ -138,6 +138,15 @@ def test_it_is_blind(files):
     assert tokens.SID_BEGIN not in text  # nothing cites one
 
 
+def test_no_order_is_shown_of_an_unusable_response():
+  response = {'order': [0, 1], 'failure': 'valid', 'explanation': 'sound'}
+  pair = judging.Pair({'history': [], 'candidates': []},
+                      (response, response | {'failure': 'duplicate'}))
+  text = judging.messages(pair, 'prefer_AB')[1]['content']
+  assert 'Response 1, new order: 1, 2' in text
+  assert 'Response 2, new order: none' in text and text.count('1, 2') == 1
+
+
 def test_faults_garbage_and_a_resumed_run(files, capsys):
   def respond(body, before):
     if 'reasoning 0"' in body['messages'][1]['content']:
