@@ -6,8 +6,12 @@
 # recipe uses. It takes a few minutes on two CPU cores.
 
 # %%
+import base64
+import tempfile
+
 import jax
 import jax.numpy as jnp
+from matplotlib import animation
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
@@ -165,6 +169,35 @@ print('prompt    ', text(test['prompt'][0].tolist()))
 for forward in range(int(rollout.calls[0, 0])):
   print(f'forward {forward:2}', text(
       np.where(call <= forward, tokens, MASK).tolist()))
+
+# %% [markdown]
+# Eight requests at once, as they are decoded: masks are grey, what the latest
+# forward wrote is orange.
+
+# %%
+shown = rollout.call[:8, 0]
+figure, axes = plt.subplots(figsize=(6, 3), layout='constrained')
+axes.set(xlabel='position in the response', ylabel='request')
+picture = axes.imshow(np.zeros((8, L)), 'Set2_r', vmin=0, vmax=7, aspect='auto')
+digits = [[axes.text(x, y, '', ha='center', va='center') for x in range(L)]
+          for y in range(8)]
+
+
+def draw(forward):
+  state = np.select([shown < forward, shown == forward], [7, 6])
+  picture.set_data(state)
+  axes.set_title(f'forward {forward}')
+  for row, tokens, here in zip(digits, rollout.tokens[:8, 0], state):
+    for digit, token, colour in zip(row, tokens.tolist(), here):
+      digit.set_text(text([token]) if colour else '')
+
+
+with tempfile.NamedTemporaryFile(suffix='.gif') as file:
+  animation.FuncAnimation(figure, draw, int(shown.max()) + 2).save(
+      file.name, animation.PillowWriter(fps=2), dpi=60)
+  gif = base64.b64encode(file.read()).decode()
+plt.close(figure)
+display({'image/gif': gif}, raw=True)  # Jupyter's
 
 # %% [markdown]
 # When tokens are committed, over many requests: in a row, those of one colour

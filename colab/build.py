@@ -82,7 +82,13 @@ def execute(notebook: list[dict[str, Any]]) -> None:
   matplotlib.use('agg')
   from matplotlib import pyplot as plt
 
-  names, count = {'__name__': '__main__'}, 0
+  def display(data, raw):
+    """Jupyter's, of what has a MIME type."""
+    assert raw
+    cell['outputs'].append(
+        {'output_type': 'display_data', 'metadata': {}, 'data': data})
+
+  names, count = {'__name__': '__main__', 'display': display}, 0
   for cell in notebook:
     if cell['cell_type'] != 'code':
       continue

@@ -236,8 +236,9 @@ for name, (_, outcome) in ways.items():
   print(f'{name:16}' + ''.join(f'{count[f]:13}' for f in parsing.FAILURES))
 
 # %% [markdown]
-# The typical one of parallel decoding: two entries of the answer are written by
-# the same forward, each likely on its own, and are the same candidate.
+# The typical one is a candidate that the answer names twice. In parallel decoding
+# both entries may be written by one forward, each likely on its own: below it is
+# counted how often.
 
 # %%
 def answer_of(rollout, index):

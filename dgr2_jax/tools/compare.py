@@ -291,9 +291,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.error('expected two or more runs')
   try:
     runs = list(map(load, string.ascii_uppercase, args.runs))
-    print(as_text(runs))
     args.output.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_text(args.output / 'compare.html', as_html(runs))
+    print(as_text(runs))
   except (workdir_lib.WorkdirError, ValueError, OSError) as e:
     sys.exit(f'error: {e}')
   print(f'Page: {args.output / "compare.html"}')
