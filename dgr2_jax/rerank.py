@@ -38,6 +38,8 @@ import tqdm
 
 # Longer lines are not read: no request needs so much.
 _MAX_LINE = 1 << 20
+# How a line of the output begins.
+_HEAD = b'{"id": '
 _FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
 
 
@@ -108,19 +110,23 @@ def _rerank(args: argparse.Namespace) -> int:
     raise ValueError(f'--batch_size={args.batch_size}: expected at least 1')
   if not args.input.is_file():
     raise ValueError(f'--input={args.input}: no such file')
+  errors = args.output.with_name(args.output.name + '.errors.jsonl')
+  for path in (args.output, errors):
+    if path.exists() and path.samefile(args.input):
+      raise ValueError(f'--input={args.input} would be overwritten by what '
+                       '--output names; choose another')
   metrics_logging.hide_library_chatter()
   reranker = reranker_lib.Reranker.load(args.model, args.stage)
   how = dict(mode=args.mode, threshold=args.threshold,
              batch_size=args.batch_size, complete=args.complete,
              answer_threshold=args.answer_threshold)
   reranker.stream((), **how)  # a bad mode should not touch the output
-  errors = args.output.with_name(args.output.name + '.errors.jsonl')
   count = {'answered': 0, 'invalid': 0, 'errors': 0}
   with contextlib.ExitStack() as stack:
     out = stack.enter_context(open(args.output, 'ab+'))
     _lock(out, args.output)  # before anything of another process is touched
     answered = _answered(out, args.output)
-    _keep_settings(args, bool(answered))
+    _keep_settings(args, reranker.identity, bool(answered))
     if answered:
       print(f'{len(answered)} answers are there already.', file=sys.stderr)
     f = stack.enter_context(open(args.input, 'rb'))
@@ -130,20 +136,22 @@ def _rerank(args: argparse.Namespace) -> int:
         disable=None))
     waiting = collections.deque()
 
+    def listed(line, error):
+      bad.write(json.dumps({'line': line.number, 'id': line.id,
+                            'error': error}) + '\n')
+      bad.flush()
+      count['errors'] += 1
+
     def requests():
       for line in _lines(f, prompting.Request, reranker.check):
         if line.error:
-          bad.write(json.dumps({'line': line.number, 'id': line.id,
-                                'error': line.error}) + '\n')
-          bad.flush()
-          count['errors'] += 1
+          listed(line, line.error)
         elif (before := answered.get(_key(line.id))) is not None:
-          if before != line.checksum:
-            raise ValueError(
-                f'{args.output} has an answer to another request with id '
-                f'{json.dumps(line.id)}, of line {line.number}; choose another '
-                '--output')
-          count['answered'] += 1
+          if before == line.checksum:
+            count['answered'] += 1
+          else:
+            listed(line, f'{args.output} has an answer to another request '
+                   'with this id; choose another --output')
         else:
           waiting.append(line)
           yield line.request
@@ -170,7 +178,8 @@ def _lock(out: BinaryIO, path: pathlib.Path) -> None:
     raise ValueError(f'{path} is being written by another process') from e
 
 
-def _keep_settings(args: argparse.Namespace, resumed: bool) -> None:
+def _keep_settings(args: argparse.Namespace, model: dict[str, str],
+                   resumed: bool) -> None:
   """Writes what answers depend on, or compares it with what is there.
 
   Raises:
@@ -180,8 +189,7 @@ def _keep_settings(args: argparse.Namespace, resumed: bool) -> None:
 
   path = args.output.with_name(args.output.name + '.settings.json')
   settings = {
-      'model': str(pathlib.Path(args.model).expanduser().resolve()),
-      'stage': args.stage, 'mode': args.mode, 'complete': args.complete,
+      **model, 'mode': args.mode, 'complete': args.complete,
       'threshold': args.threshold if args.mode == 'threshold' else None,
       'answer_threshold': args.answer_threshold}
   if resumed and path.exists():
@@ -218,14 +226,18 @@ def _answered(out: BinaryIO, path: pathlib.Path) -> dict[str, str]:
   out.seek(0)
   found, end = {}, 0
   for number, line in enumerate(out, 1):
-    if not line.endswith(b'\n'):
-      break
+    half = not line.endswith(b'\n') and _HEAD.startswith(line[:len(_HEAD)])
     try:
       fields = json.loads(line)
-      found[_key(fields['id'])] = fields['request']
-    except (ValueError, TypeError, KeyError) as e:
+      key, checksum = _key(fields['id']), fields['request']
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+      if half and not isinstance(e, KeyError):
+        break
       raise ValueError(f'{path}:{number}: no answer of this command; choose '
                        'another --output') from e
+    if not line.endswith(b'\n'):
+      break
+    found[key] = checksum
     end += len(line)
   out.truncate(end)
   out.seek(end)

@@ -140,9 +140,13 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
   answered = []
 
   def take(count: int) -> None:
-    """Lets `count` prompts wait, if there are so many more."""
+    """Lets `count` prompts wait, if there are so many more.
+
+    Of prompts that are decoded already, at most `rows` are taken at a time.
+    """
     nonlocal arrived, more
-    while more and len(waiting) < count:
+    limit = arrived + count + rows
+    while more and len(waiting) < count and arrived < limit:
       prompt = next(prompts, None)
       if prompt is None:
         more = False
@@ -172,7 +176,11 @@ def _decode(model, params, prompts: Iterator[Prompt], rule, how, mesh,
       free = free[len(group):]
     if len(free) == rows:
       yield from answered
-      return
+      if not more:
+        return
+      answered = []
+      take(rows)
+      continue
     # If nobody waits any more, all are decoded to their end.
     wanted = admit if more else min(admit, len(waiting)) or rows
     with jax.set_mesh(mesh):
@@ -212,8 +220,8 @@ def _begin(model, params, prompt, prompt_length, example_id, key, *, verifier,
   if draft is not None:
     begin = functools.partial(verification.begin, draft=draft)
   if verifier is not None:
-    own, _ = canvas_lib.prefill(model, params[0], prompt, prompt_length,
-                                config.num_rollouts, config.max_response)
+    own, _ = block_decoder.prefill(
+        model, params[0], prompt, prompt_length, config)
   judge = (model, params[0]) if verifier is None else (verifier, params[1])
   state, _ = begin(*judge, prompt, prompt_length, example_id, key,
                    config=config, **how)

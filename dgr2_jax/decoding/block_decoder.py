@@ -175,6 +175,19 @@ def check(rule: commit.Rule, canvas: canvas_lib.CanvasConfig,
                      f'autoregressive, got {canvas}')
 
 
+def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
+            prompt_length: jax.Array, config: DecodeConfig):
+  """`canvas.prefill` for all rollouts, its keys as `config.cache_dtype`."""
+  cache, last = canvas_lib.prefill(
+      model, params, prompt, prompt_length, config.num_rollouts,
+      config.max_response)
+  if config.cache_dtype:
+    prompt_keys, clean = jax.tree.map(
+        lambda x: x.astype(config.cache_dtype), (cache.prompt, cache.clean))
+    cache = cache.replace(prompt=prompt_keys, clean=clean)
+  return cache, last
+
+
 def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
           prompt_length: jax.Array, example_id: jax.Array, key: jax.Array, *,
           vocabulary: vocabulary_lib.Vocabulary,
@@ -182,12 +195,7 @@ def begin(model: transformer.Transformer, params: Any, prompt: jax.Array,
           config: DecodeConfig) -> tuple[State, jax.Array]:
   """Prefills; the loop's first state and the rows' keys [N, G]."""
   n, g, length = example_id.shape[0], config.num_rollouts, config.max_response
-  cache, last = canvas_lib.prefill(
-      model, params, prompt, prompt_length, g, length)
-  if config.cache_dtype:
-    prompt_keys, clean = jax.tree.map(
-        lambda x: x.astype(config.cache_dtype), (cache.prompt, cache.clean))
-    cache = cache.replace(prompt=prompt_keys, clean=clean)
+  cache, last = prefill(model, params, prompt, prompt_length, config)
   row_keys = keys_of(key, example_id, g)
   state = State(
       cache=cache,

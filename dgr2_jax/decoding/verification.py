@@ -143,8 +143,8 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
       canvas=canvas, config=config, draft=draft)
   own = None  # the drafter's cache, where another model verifies
   if verifier is not None:
-    own, _ = canvas_lib.prefill(model, params, prompt, prompt_length,
-                                config.num_rollouts, config.max_response)
+    own, _ = block_decoder.prefill(
+        model, params, prompt, prompt_length, config)
   state, _ = jax.lax.while_loop(
       lambda carry: ~carry[0].done.all(),
       lambda carry: step((model, params), judge, *carry, row_keys, vocabulary,

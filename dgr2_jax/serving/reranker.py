@@ -74,11 +74,18 @@ class Reranking:
 
 
 class Reranker:
-  """Answers requests with the weights of one stage."""
+  """Answers requests with the weights of one stage.
+
+  Attributes:
+    identity: what tells the model from others.
+  """
 
   def __init__(self, experiment: experiment_lib.Experiment, stage: str):
     """Restores weights and counts purchases; see `load`."""
     self._experiment = experiment
+    # Other directories, stages or trainings have another.
+    self.identity = {'model': str(experiment.workdir), 'stage': stage,
+                     'weights': experiment.fingerprint(stage)}
     self._params = experiment.restore(stage)
     self._prompter = prompting.Prompter(experiment)
 
@@ -197,8 +204,12 @@ class Reranker:
     experiment = self._experiment
     if mode not in MODES:
       raise ValueError(f'mode is {mode!r}: expected {", ".join(MODES)}')
-    if answer_threshold is not None and mode != 'threshold':
-      raise ValueError(f'answer_threshold is of mode threshold, not {mode}')
+    if answer_threshold is not None:
+      if mode != 'threshold':
+        raise ValueError(f'answer_threshold is of mode threshold, not {mode}')
+      if not experiment.candidate_ids():
+        raise ValueError('answer_threshold needs compact responses, whose '
+                         'answer begins at a token of its own')
     canvas = (canvas_lib.AUTOREGRESSIVE if mode == 'ar' else experiment.canvas)
     draft = None
     if mode == 'verify':

@@ -4,9 +4,9 @@
 
 DIR holds items.jsonl and sequences.txt or interactions.csv, see
 `data/directory.py`, and may hold a retriever's lists in candidates.jsonl. All
-lines at fault are listed, not the first alone. What is legal and yet looks wrong
-is a warning. Exit code 0: can be used; 2: some lines are at fault; 1: nothing
-could be read.
+lines at fault are listed, not the first alone. What is legal and yet looks
+wrong is a warning. Exit code 0: can be used; 2: some lines are at fault; 1:
+nothing could be read.
 """
 
 from __future__ import annotations
@@ -160,9 +160,12 @@ def check(path: pathlib.Path, candidates: pathlib.Path | None,
   summary = summarise(items, log, dataset)
   beside = path / 'candidates.jsonl'
   if candidates or beside.exists():
-    lists = candidates_lib.read(
-        candidates or beside, dataset, num_candidates, errors.append)
-    summarise_candidates(lists, dataset, summary)
+    try:
+      summarise_candidates(candidates_lib.read(
+          candidates or beside, dataset, num_candidates, errors.append),
+                           dataset, summary)
+    except interactions.DataError as e:  # of none can anything be made
+      errors.append(e)
   text = [str(path), *summary.lines]
   if summary.warnings:
     text += ['Warnings', *summary.warnings]

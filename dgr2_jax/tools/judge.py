@@ -49,10 +49,11 @@ class Question:
   index: int
   name: str
   body: Mapping[str, Any]
+  url: str  # another endpoint's model of the same name is another judge
 
   @property
   def fingerprint(self) -> str:
-    return f'{self.index} {self.name}'
+    return f'{self.url} {self.index} {self.name}'
 
   def read(self, reply: chat.Reply) -> tuple[dict | None, str | None]:
     """The answer, or why there is none."""
@@ -97,7 +98,7 @@ def ask(pairs: Sequence[judging.Pair], endpoint: chat.EndpointConfig,
         yield Question(index, name, {
             'model': model, 'messages': judging.messages(pair, name),
             'temperature': temperature, 'max_tokens': max_tokens,
-            **(extra_body or {})})
+            **(extra_body or {})}, endpoint.base_url)
 
   outcome = asyncio.run(generation.settle(
       config, lambda stop: chat.Client(endpoint, api_key, stop), cache,
@@ -112,8 +113,9 @@ def run(args: argparse.Namespace) -> None:
   """Judges, prints the table and writes the JSON."""
   shown = args.a.parent / outcomes.REQUESTS
   requests = outcomes.read(shown, 'history', 'candidates')
-  a, b = (outcomes.read(path, 'order', 'explanation')
+  a, b = (outcomes.read(path, 'order', 'explanation', 'failure')
           for path in (args.a, args.b))
+  _check_output(args.output, (shown, args.a, args.b))
   outcomes.check_same_requests({shown: requests, args.a: a, args.b: b})
   pairs = judging.pairs(requests, a, b, args.pairs, args.seed)
   config = sampling.SamplingConfig(
@@ -122,6 +124,8 @@ def run(args: argparse.Namespace) -> None:
   if len(urls) != len(args.model):
     raise ValueError(f'--base_url: {len(args.base_url)} for {len(args.model)} '
                      'models; expected one, or one a model.')
+  if len(set(zip(urls, args.model))) < len(urls):
+    raise ValueError('--model: the same judge twice')
   judges, answers = [], []
   with cache_lib.AnswerCache(f'{args.output}.answers.jsonl') as cache:
     for url, model in zip(urls, args.model, strict=True):
@@ -131,6 +135,9 @@ def run(args: argparse.Namespace) -> None:
               backoff=args.backoff), model, config, cache,
           api_key=os.environ.get(_KEY_VARIABLE), temperature=args.temperature,
           max_tokens=args.max_tokens, extra_body=args.extra_body)
+      if not any(said):
+        raise ValueError(f'{model} at {url} gave no answer that can be read: '
+                         f'see {args.output}.answers.jsonl')
       answers.append(said)
       judges.append({'model': model, **judging.statistics(said, seed=args.seed),
                      'asking': cost})
@@ -147,6 +154,16 @@ def run(args: argparse.Namespace) -> None:
     print(f'Two judges on {agreement["pairs"]} pairs: '
           f'kappa {tables.number(agreement["kappa"])}, agreement '
           f'{tables.number((agreement["agreement"] or {}).get("rate"))}.')
+
+
+def _check_output(output: pathlib.Path,
+                  inputs: Sequence[pathlib.Path]) -> None:
+  """Raises ValueError before anything is asked for what can't be kept."""
+  if output.is_dir() or not output.parent.is_dir():
+    raise ValueError(f'--output={output}: expected a file in a directory that '
+                     'is there')
+  if output.exists() and any(map(output.samefile, inputs)):
+    raise ValueError(f'--output={output} would overwrite what is judged')
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -192,6 +209,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   try:
     if not 1 <= len(args.model) <= 2:
       raise ValueError(f'{len(args.model)} judges: expected one or two.')
+    if not 0 <= args.temperature < float('inf'):
+      raise ValueError(f'--temperature is {args.temperature}: expected a '
+                       'number of at least 0.')
     if args.pairs < 0:
       raise ValueError(f'--pairs is {args.pairs}: expected at least 0.')
     run(args)

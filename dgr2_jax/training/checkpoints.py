@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -50,14 +51,20 @@ class Checkpoints:
 
   Every method is called by all processes of a job, in the same order;
   process 0 owns the manifests.
+
+  Attributes:
+    faults: what was found to be wrong with checkpoints.
   """
 
-  def __init__(self, directory: pathlib.Path, keep: int):
+  def __init__(self, directory: pathlib.Path, keep: int,
+               read_only: bool = False):
     """Opens (and creates) a stage's directory.
 
     Args:
       directory: DIR/checkpoints/<stage>.
       keep: how many of the latest checkpoints to keep, beside the best.
+      read_only: whether to leave what is damaged as it is: for those who use
+        weights and don't train them.
 
     Raises:
       ValueError: keep < 1.
@@ -66,7 +73,9 @@ class Checkpoints:
       raise ValueError(f'keep must be at least 1, not {keep}.')
     self._directory = directory
     self._keep = keep
-    if _is_primary():
+    self._read_only = read_only
+    self.faults: list[str] = []
+    if _is_primary() and not read_only:
       directory.mkdir(parents=True, exist_ok=True)
 
   def save(self, step: int, state: Any, params: Any,
@@ -148,6 +157,14 @@ class Checkpoints:
     text = (self._directory / 'complete.json').read_text(encoding='utf-8')
     return json.loads(text)['best']['step'] == 0
 
+  def fingerprint(self) -> str:
+    """What tells the weights of a complete stage from others."""
+    text = (self._directory / 'complete.json').read_text(encoding='utf-8')
+    manifest = self._manifest_path(json.loads(text)['best']['step'])
+    files = json.loads(manifest.read_text(encoding='utf-8'))['files']
+    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(),
+                           digest_size=8).hexdigest()
+
   def is_complete(self) -> bool:
     """Whether the stage is done and its last and best checkpoints are whole.
 
@@ -164,8 +181,11 @@ class Checkpoints:
       step = int(json.loads(marker.read_text(encoding='utf-8'))['step'])
     except (ValueError, KeyError, TypeError):
       step = None
+      self.faults.append(f'{marker} is corrupt')
     if step is not None and self._newest_usable() == step:
       return True
+    if self._read_only:
+      return False
     logging.warning('%s: the stage was complete, but its checkpoints are '
                     'damaged; it will be trained again from what is left.',
                     self._directory)
@@ -182,10 +202,13 @@ class Checkpoints:
         fault = fault and f'the best one, {best.step}, is damaged: {fault}'
       if fault is None:
         return step
+      self.faults.append(f'{self._directory / str(step)}: {fault}')
+      if self._read_only:
+        continue
       logging.warning('Checkpoint %s is not usable (%s); falling back to the '
                       'one before it.', self._directory / str(step), fault)
       self._delete(step)
-    if steps:
+    if steps and not self._read_only:
       logging.warning('%s: no usable checkpoint is left; the stage starts '
                       'from its beginning.', self._directory)
     return None

@@ -110,15 +110,22 @@ class Experiment:
     """The best parameters that a complete stage left, as `dtype`."""
     checkpoints = self._checkpoints(stage)
     if checkpoints is None or not checkpoints.is_complete():
+      damaged = '; '.join(checkpoints.faults) if checkpoints else ''
       raise MissingStageError(
-          f'{self.workdir / "checkpoints" / stage} holds no complete stage; '
-          f'run --stage={stage} first, or all stages without --stage')
+          f'{self.workdir / "checkpoints" / stage} holds no complete stage'
+          f'{damaged and f" ({damaged})"}; run --stage={stage} first, or all '
+          'stages without --stage')
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(
             x.shape, dtype or x.dtype, sharding=s),
         transformer.abstract_params(self.model.config),
         self._shardings(self.model.config))
     return checkpoints.restore_best(abstract)[1]
+
+  def fingerprint(self, stage: str) -> str:
+    """What tells the weights that a stage left from others; '' without any."""
+    checkpoints = self._checkpoints(stage)
+    return checkpoints.fingerprint() if checkpoints else ''
 
   def before(self, stage: str) -> str:
     """The stage of the recipe whose weights `stage` starts from."""
@@ -158,7 +165,8 @@ class Experiment:
 
   def _checkpoints(self, stage: str) -> checkpoints_lib.Checkpoints | None:
     path = self.workdir / 'checkpoints' / stage
-    return checkpoints_lib.Checkpoints(path, keep=1) if path.exists() else None
+    return checkpoints_lib.Checkpoints(
+        path, keep=1, read_only=True) if path.exists() else None
 
   def eval_batches(self, split: str, batch_size: int, requests: int = 0):
     """The first batches of a split, `requests` or a few more (0: all)."""

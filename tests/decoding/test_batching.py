@@ -75,7 +75,11 @@ def alone(prompt, way, seed=3):
   return jax.tree.map(lambda x: np.asarray(x[0]), rollout)
 
 
-def together(prompts, way, seed=3, rows=4, devices=1, tensor=1, **options):
+def together(*args, **options):
+  return list(streamed(*args, **options))
+
+
+def streamed(prompts, way, seed=3, rows=4, devices=1, tensor=1, **options):
   how, draft = arguments(**way)
   mesh = mesh_of(devices, tensor)
   network, params = model()
@@ -83,9 +87,9 @@ def together(prompts, way, seed=3, rows=4, devices=1, tensor=1, **options):
     params, how['verifier_params'] = (
         jax.device_put(p, sharding.param_shardings(mesh, p, transformer.RULES))
         for p in (params, how['verifier_params']))
-  return list(batching.decode(
+  return batching.decode(
       network, params, prompts, rule=commit.Threshold(.4), draft=draft,
-      mesh=mesh, rows=rows, max_prompt=LONGEST, seed=seed, **how, **options))
+      mesh=mesh, rows=rows, max_prompt=LONGEST, seed=seed, **how, **options)
 
 
 def equal(got, want):
@@ -164,6 +168,22 @@ def test_equal_prompts_are_decoded_once_if_greedy(monkeypatch):
          for r in together(prompts, WAYS['threshold, sampled'])}
   assert len(prefilled) == 4
   assert (got[2].tokens != got[0].tokens).any()  # another example
+
+
+def test_equal_prompts_without_end_are_answered_in_time():
+  one, other = prompts_of(2)
+  taken = []
+
+  def repeated():
+    for _ in range(60):
+      for prompt in (one, one, other):
+        taken.append(prompt)
+        yield prompt
+
+  first = next(streamed(repeated(), WAYS['threshold'], rows=2))
+  assert first.index < 10 and len(taken) < 20
+  got = sorted(r.index for r in together(repeated(), WAYS['threshold'], rows=2))
+  assert got == list(range(180))
 
 
 def test_bad_arguments_are_named():

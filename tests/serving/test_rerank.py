@@ -83,18 +83,20 @@ def test_command_goes_on_where_it_stopped(command, reranker, tmp_path):
 
 
 def test_command_answers_no_request_with_the_answer_to_another(
-    command, reranker, capsys):
-  first, second = requests_of(reranker)[:2]
+    command, reranker):
+  first, second, third = requests_of(reranker)[:3]
   assert command([line_of(1, first)])[0] == 0
   assert command([line_of(1, first), line_of(2, second)])[0] == 0
-  code, answers, _ = command([line_of(2, second), line_of(1, second)])
-  assert code == 1 and len(answers) == 2
-  assert 'another request with id 1, of line 2' in capsys.readouterr().err
+  code, answers, errors = command(
+      [line_of(2, second), line_of(1, second), line_of(3, third)])
+  assert code == 2 and [a['id'] for a in answers] == [1, 2, 3]
+  (error,) = errors
+  assert error['line'] == 2 and 'to another request' in error['error']
   # Nor with that to the same ten of a user who has bought more since.
-  later = dataclasses.replace(first, history=[*first.history, second.history[0]])
-  code, answers, _ = command([line_of(1, later)])
-  assert code == 1 and len(answers) == 2
-  assert 'another request with id 1, of line 1' in capsys.readouterr().err
+  later = dataclasses.replace(
+      first, history=[*first.history, second.history[0]])
+  code, answers, errors = command([line_of(1, later)])
+  assert (code, len(answers), len(errors)) == (2, 3, 1)
 
 
 def test_command_can_be_interrupted(command, reranker, monkeypatch):
@@ -125,6 +127,22 @@ def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
   assert 'out.jsonl:1: no answer of this command' in capsys.readouterr().err
 
 
+def test_command_keeps_its_input(command, reranker, tmp_path, capsys):
+  line = line_of(1, requests_of(reranker)[0])
+  path = tmp_path / 'requests.jsonl'
+  for content in (line, line + b'\n'):
+    path.write_bytes(content)
+    assert rerank.main(
+        ['--model=x', f'--input={path}', f'--output={path}']) == 1
+    assert 'would be overwritten' in capsys.readouterr().err
+    assert path.read_bytes() == content
+  (tmp_path / 'out.jsonl').write_bytes(line)  # as an output
+  assert rerank.main(['--model=x', f'--input={path}',
+                      f'--output={tmp_path / "out.jsonl"}']) == 1
+  assert (tmp_path / 'out.jsonl').read_bytes() == line
+  assert 'no answer of this command' in capsys.readouterr().err
+
+
 def test_command_does_not_mix_settings_or_write_into_its_input(
     command, reranker, tmp_path, capsys):
   lines = [line_of(i, r) for i, r in enumerate(requests_of(reranker)[:3])]
@@ -132,6 +150,10 @@ def test_command_does_not_mix_settings_or_write_into_its_input(
   code, got, _ = command(lines, '--mode=ar')
   assert code == 1 and got == want
   assert "'mode': 'ar'" in capsys.readouterr().err
+  with pytest.MonkeyPatch.context() as patch:  # trained anew in its place
+    patch.setitem(reranker.identity, 'weights', 'others')
+    assert command(lines)[:2] == (1, want)
+  assert "'weights': 'others'" in capsys.readouterr().err
   assert command(lines, '--batch_size=2') == (0, want, [])
   path = tmp_path / 'in.jsonl'
   before = path.read_bytes() + b'\n'

@@ -93,6 +93,15 @@ def test_lists_that_know_the_target(shop, capsys, named):
   assert "unknown user 'nobody'" in text
 
 
+def test_lists_that_are_all_at_fault(shop, capsys):
+  (shop / 'candidates.jsonl').write_text(
+      json.dumps({'user_id': 'nobody', 'candidates': []}) + '\n')
+  assert check_data.main([str(shop)]) == 2
+  text = capsys.readouterr().out
+  assert 'candidates.jsonl:1: ' in text and 'no candidate lists' in text
+  assert 'users' in text  # the summary
+
+
 @pytest.mark.parametrize('stamp', ['2020-01-01', 'nan'])
 def test_lines_are_listed_where_none_can_be_used(shop, capsys, stamp):
   def spoil(lines):

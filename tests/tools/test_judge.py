@@ -178,6 +178,7 @@ def test_faults_garbage_and_a_resumed_run(files, capsys):
     ({'b': 'broken'}, 'broken.jsonl:2: expected the fields request, order'),
     ({'b': 'silent'}, 'no request has reasoning in both files'),
     ({'models': ('a', 'b', 'c')}, '3 judges: expected one or two'),
+    ({'models': ('a', 'a')}, 'the same judge twice'),
 ])
 def test_bad_input(files, change, message):
   lines = [json.loads(x) for x in (files / 'b.jsonl').read_text().splitlines()]
@@ -187,6 +188,30 @@ def test_bad_input(files, change, message):
   with pytest.raises(SystemExit, match=message):
     _judge(files, 'http://localhost:1/v1', **change)
   assert not (files / 'out.json').exists()
+
+
+def test_inputs_are_not_overwritten(files):
+  before = (files / 'a.jsonl').read_bytes()
+  for output, message in (('a.jsonl', 'would overwrite what is judged'),
+                          ('.', 'expected a file')):
+    with pytest.raises(SystemExit, match=message):
+      _judge(files, 'http://localhost:1/v1', f'--output={files / output}')
+  assert (files / 'a.jsonl').read_bytes() == before
+
+
+def test_a_judge_that_says_nothing(files):
+  with endpoint_lib.serve(
+      lambda body, before: endpoint_lib.completion('Hm.')) as endpoint:
+    with pytest.raises(SystemExit, match='no answer that can be read'):
+      _judge(files, endpoint.url, '--pairs=2')
+
+
+def test_models_of_one_name_at_two_endpoints(files):
+  with endpoint_lib.serve(fair) as one, endpoint_lib.serve(biased) as other:
+    result = _judge(files, one.url, f'--base_url={other.url}',
+                    models=('m', 'm'))
+    assert one.asked.total() == other.asked.total() == 4 * N
+  assert result['agreement_of_judges']['kappa'] < 1
 
 
 @pytest.mark.parametrize('question, content, expected', [

@@ -200,6 +200,24 @@ def test_corrupt_marker_is_not_complete(store, directory):
   assert _latest(store)[0] == 6
 
 
+@pytest.mark.parametrize('damaged', ['1.json', '1', 'complete.json'])
+def test_reading_changes_nothing(directory, damaged):
+  store = checkpoints.Checkpoints(directory, keep=1)
+  _save(store, 1, Best(1, 0.5))
+  store.mark_complete(1, Best(1, 0.5))
+  path = directory / damaged
+  if path.is_dir():
+    shutil.rmtree(path)
+  elif damaged == '1.json':
+    path.unlink()
+  else:
+    path.write_text('{')
+  before = sorted(directory.rglob('*'))
+  reader = checkpoints.Checkpoints(directory, keep=1, read_only=True)
+  assert not reader.is_complete() and len(reader.faults) == 1
+  assert sorted(directory.rglob('*')) == before
+
+
 def test_keep_must_be_positive(directory):
   with pytest.raises(ValueError, match='keep must be at least 1'):
     checkpoints.Checkpoints(directory, keep=0)
