@@ -48,7 +48,7 @@ def get_config():
   for name in ON_POLICY:
     c[name].rollout.update(num_rollouts=2, updates=1, threshold=.3, refill=1,
                            temperature=1., canvases='all', canvases_per_row=3)
-  c.rl.cft_weight = 0.
+  c.ar_rl.cft_weight = c.rl.cft_weight = 0.
   return c
 
 

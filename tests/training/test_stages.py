@@ -113,7 +113,8 @@ def test_on_policy_stages_learn_from_exact_ratios(finished):
   # One update a round: every ratio is 1 before it.
   assert all(line['train/max_log_ratio'] < 1e-4 for line in lines
              if line['stage'] == 'rl')
-  assert {line['stage'] for line in lines if 'train/cft_loss' in line} == {'rl'}
+  assert {line['stage'] for line in lines if 'train/cft_loss' in line} == {
+      'ar_rl', 'rl'}
 
 
 def test_same_command_again_changes_nothing(finished):
