@@ -193,7 +193,7 @@ def draw(forward):
 
 
 with tempfile.NamedTemporaryFile(suffix='.gif') as file:
-  animation.FuncAnimation(figure, draw, int(shown.max()) + 2).save(
+  animation.FuncAnimation(figure, draw, int(rollout.calls[:8].max())).save(
       file.name, animation.PillowWriter(fps=2), dpi=60)
   gif = base64.b64encode(file.read()).decode()
 plt.close(figure)
