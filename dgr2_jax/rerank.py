@@ -14,9 +14,9 @@ the reasoning.
 The same command again goes on where it was interrupted. "request" is a checksum
 of what was asked, so that an id asked about anew is an error, not an old
 answer; OUTPUT.settings.json keeps another model or mode from going on in the
-place of the first. Lines that cannot be
-answered are listed with their numbers in OUTPUT.errors.jsonl. Exit code: 0 if
-every line is answered, 2 if some are listed as errors, 1 if it could not run.
+place of the first. Lines that cannot be answered are listed with their numbers
+in OUTPUT.errors.jsonl. Exit code: 0 if every line is answered, 2 if some are
+listed as errors, 1 if it could not run.
 """
 
 from __future__ import annotations

@@ -83,10 +83,10 @@ class Reranker:
   def __init__(self, experiment: experiment_lib.Experiment, stage: str):
     """Restores weights and counts purchases; see `load`."""
     self._experiment = experiment
+    self._params = experiment.restore(stage)
     # Other directories, stages or trainings have another.
     self.identity = {'model': str(experiment.workdir), 'stage': stage,
                      'weights': experiment.fingerprint(stage)}
-    self._params = experiment.restore(stage)
     self._prompter = prompting.Prompter(experiment)
 
   @classmethod

@@ -123,7 +123,8 @@ class Experiment:
     return checkpoints.restore_best(abstract)[1]
 
   def fingerprint(self, stage: str) -> str:
-    """What tells the weights that a stage left from others; '' without any."""
+    """What tells the weights of a complete stage from others; '' without any.
+    """
     checkpoints = self._checkpoints(stage)
     return checkpoints.fingerprint() if checkpoints else ''
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -297,3 +298,18 @@ def test_answer_may_have_a_threshold_of_its_own(reranker, monkeypatch):
                    (commit.Threshold(.4, .9), marker)]
   with pytest.raises(ValueError, match='of mode threshold, not ar'):
     reranker.rerank(requests, 'ar', answer_threshold=.9)
+
+
+def test_weights_that_are_not_whole_are_named(workdir):
+  path = workdir / 'checkpoints' / 'rl'
+  path.mkdir(parents=True)
+  try:
+    with pytest.raises(ValueError, match='no complete stage; run --stage=rl'):
+      reranker_lib.Reranker.load(workdir)
+    (path / 'complete.json').write_text('{"step": 4, "best": {"step": 4}}')
+    (path / '4').mkdir()
+    with pytest.raises(ValueError, match=r'rl/4: it has no manifest.*run --st'):
+      reranker_lib.Reranker.load(workdir)
+    assert (path / '4').exists() and (path / 'complete.json').exists()
+  finally:
+    shutil.rmtree(workdir / 'checkpoints')
