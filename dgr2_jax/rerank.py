@@ -31,6 +31,7 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import sys
 from typing import Any, BinaryIO
 
@@ -40,6 +41,7 @@ import tqdm
 _MAX_LINE = 1 << 20
 # How a line of the output begins.
 _HEAD = b'{"id": '
+_INTERRUPTED = 'error: interrupted; the same command goes on from here.'
 _FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
 
 
@@ -85,8 +87,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     return _run(args)
   except KeyboardInterrupt:
-    print('error: interrupted; the same command goes on from here.',
-          file=sys.stderr)
+    print(_INTERRUPTED, file=sys.stderr)
     return 130
 
 
@@ -108,6 +109,10 @@ def _rerank(args: argparse.Namespace) -> int:
 
   if args.batch_size < 1:
     raise ValueError(f'--batch_size={args.batch_size}: expected at least 1')
+  for name in ('threshold', 'answer_threshold'):
+    tau = getattr(args, name)
+    if tau is not None and not 0 < tau <= 1:
+      raise ValueError(f'--{name}={tau}: expected above 0 and at most 1')
   if not args.input.is_file():
     raise ValueError(f'--input={args.input}: no such file')
   errors = args.output.with_name(args.output.name + '.errors.jsonl')
@@ -319,5 +324,15 @@ def _to_json(line: _Line, result) -> str:
   }) + '\n'
 
 
+def _stop(*unused_args) -> None:
+  """Ends the process, which may be killed at any time.
+
+  KeyboardInterrupt would not: JAX's callbacks and imports swallow it.
+  """
+  os.write(2, f'\n{_INTERRUPTED}\n'.encode())
+  os._exit(130)
+
+
 if __name__ == '__main__':
+  signal.signal(signal.SIGINT, _stop)
   sys.exit(main())

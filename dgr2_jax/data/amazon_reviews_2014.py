@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import math
+import os
 import pathlib
 
 from etils import epath
@@ -137,7 +138,7 @@ def read(
       the counts differ.
     ValueError: unknown subset.
   """
-  path = pathlib.Path(path).expanduser().resolve()
+  path = pathlib.Path(os.path.expanduser(path)).resolve()
   manual = path / 'downloads' / 'manual'
   prepared = path / AmazonReviews2014.name / name / str(
       AmazonReviews2014.VERSION)

@@ -51,7 +51,7 @@ def read(
   user_index = {user: i for i, user in enumerate(dataset.users)}
   item_index = {item.item_id: i for i, item in enumerate(dataset.items)}
   found = {}
-  for number, line in directory.lines(path):
+  for number, line in directory.lines(path, report):
     try:
       split, user, position, chosen = _parse(
           line, dataset, user_index, item_index, num_candidates)

@@ -71,7 +71,7 @@ def read_items(path: str | pathlib.Path,
                report: Report = stop) -> dict[str, interactions.Item]:
   """Reads `items.jsonl`: the items by id, in file order."""
   items, line_of = {}, {}
-  for number, line in lines(path):
+  for number, line in lines(path, report):
     where = f'{path}:{number}'
     try:
       try:
@@ -157,7 +157,7 @@ def read_sequences(
   """Reads `sequences.txt`, whose items must all be in `items`."""
   builder = _Builder(items, report)
   line_of = {}
-  for number, line in lines(path):
+  for number, line in lines(path, report):
     user, *bought = line.split()
     where = f'{path}:{number}'
     if user in line_of:
@@ -180,42 +180,54 @@ def read_purchases(
     report: Report = stop) -> interactions.Log:
   """Reads `interactions.csv`, whose items must all be in `items`."""
   builder = _Builder(items, report)
-  # The line on which a record starts; a quoted field may span lines.
-  started = 1
+  records = _records(path, report)
+  where, header = next(records, (f'{path}:1', ()))
+  header = [name.strip() for name in header]
+  if any(header.count(name) != 1 for name in COLUMNS):
+    raise interactions.DataError(
+        f'{where}: bad header {",".join(header)!r}: expected '
+        f'{",".join(COLUMNS)}, each once.')
+  columns = [header.index(name) for name in COLUMNS]
+  for where, record in records:
+    try:
+      if len(record) != len(header):
+        raise interactions.DataError(
+            f'{where}: {len(record)} fields, the header has {len(header)}.')
+      user, item_id, stamp = (record[c].strip() for c in columns)
+      if not user:
+        raise interactions.DataError(f'{where}: empty user_id.')
+      time = _timestamp(stamp, where)
+    except interactions.DataError as e:
+      report(e)
+      continue
+    builder.add(user, item_id, where, time)
+  return builder.build(path)
+
+
+def _records(path: str | pathlib.Path,
+             report: Report) -> Iterator[tuple[str, list[str]]]:
+  """Yields where a record of a CSV file begins, and its fields."""
+  numbers = []  # lines of the record; a quoted field may span some
 
   def text():
-    nonlocal started
-    for number, line in lines(path):
-      started = number
+    for number, line in lines(path, report):
+      numbers.append(number)
       yield line
 
   records = csv.reader(text(), strict=True)
-  try:
-    header = [name.strip() for name in next(records, ())]
-    missing = [name for name in COLUMNS if header.count(name) != 1]
-    if missing:
-      raise interactions.DataError(
-          f'{path}:{started}: bad header {",".join(header)!r}: expected '
-          f'{",".join(COLUMNS)}, each once.')
-    columns = [header.index(name) for name in COLUMNS]
-    for record in records:
-      where = f'{path}:{started}'
-      try:
-        if len(record) != len(header):
-          raise interactions.DataError(
-              f'{where}: {len(record)} fields, the header has {len(header)}.')
-        user, item_id, stamp = (record[c].strip() for c in columns)
-        if not user:
-          raise interactions.DataError(f'{where}: empty user_id.')
-        time = _timestamp(stamp, where)
-      except interactions.DataError as e:
-        report(e)
-        continue
-      builder.add(user, item_id, where, time)
-  except csv.Error as e:
-    raise interactions.DataError(
-        f'{path}:{started}: malformed CSV: {e}') from e
-  return builder.build(path)
+  while True:
+    numbers.clear()
+    try:
+      record = next(records, None)
+    except csv.Error as e:
+      open_quote = f' (a quote open until line {numbers[-1]}?)'
+      report(interactions.DataError(
+          f'{path}:{numbers[0]}: malformed CSV: {e}'
+          f'{open_quote if len(numbers) > 1 else ""}.'))
+      continue
+    if record is None:
+      return
+    yield f'{path}:{numbers[0]}', record
 
 
 def _timestamp(text: str, where: str) -> float:
@@ -262,11 +274,13 @@ class _Builder:
         timestamp=np.array(self._stamps) if self._stamps else None)
 
 
-def lines(path: str | pathlib.Path) -> Iterator[tuple[int, str]]:
+def lines(path: str | pathlib.Path,
+          report: Report = stop) -> Iterator[tuple[int, str]]:
   """Yields (line number, text) of the lines that are not blank.
 
   Raises:
-    interactions.DataError: the file is missing or a line is not UTF-8.
+    interactions.DataError: the file is missing, or `report` raises it for a
+      line that is not UTF-8.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -276,7 +290,8 @@ def lines(path: str | pathlib.Path) -> Iterator[tuple[int, str]]:
       try:
         line = raw.decode('utf-8-sig' if number == 1 else 'utf-8')
       except UnicodeDecodeError as e:
-        raise interactions.DataError(
-            f'{path}:{number}: not UTF-8 text: {e.reason}.') from e
+        report(interactions.DataError(
+            f'{path}:{number}: not UTF-8 text: {e.reason}.'))
+        continue
       if line.strip():
         yield number, line

@@ -45,6 +45,13 @@ _KEYS = {
     'norm_eps': 'rms_norm_eps',
     'tie_embeddings': 'tie_word_embeddings',
 }
+# Annotation of a field -> types in JSON, and what is expected.
+_VALUES = {'int': ((int,), 'a whole number above 0'),
+           'float': ((int, float), 'a number above 0'),
+           'bool': ((bool,), 'true or false')}
+# Types of what else is read, where it is there.
+_KINDS = {'rope_parameters': dict, 'rope_scaling': dict, 'layer_types': list,
+          'max_window_layers': int}
 # The only values that the transformer implements; absent is as good.
 _SUPPORTED = {
     'hidden_act': 'silu',
@@ -141,17 +148,25 @@ def read_config(directory: str | pathlib.Path) -> transformer.ModelConfig:
   path = pathlib.Path(directory) / 'config.json'
   content = read_json(path)
   family = content.get('model_type')
-  if family not in FAMILIES:
+  if family not in list(FAMILIES):  # it may be anything
     raise ValueError(f'{path}: model_type is {family!r}: expected one of '
                      f'{", ".join(FAMILIES)}.')
+  for key, kind in _KINDS.items():
+    if not isinstance(content.get(key), (kind, type(None))):
+      raise ValueError(f'{path}: {key} is {content[key]!r}: expected the type '
+                       f'{kind.__name__}.')
   # Newer versions nest what belongs to RoPE.
   content |= content.get('rope_parameters') or {}
   fields = {field: content.get(key) for field, key in _KEYS.items()}
   if family != 'qwen3' and fields['head_dim'] is None:
-    if fields['width'] and fields['num_heads']:
+    if _is_good('width', fields['width']) and _is_good(
+        'num_heads', fields['num_heads']):
       fields['head_dim'] = fields['width'] // fields['num_heads']
-  problems = [f'{_KEYS[field]} is missing' for field, value in fields.items()
-              if value is None]
+  problems = [
+      f'{_KEYS[field]} is ' + (
+          'missing' if value is None else f'{value!r}, expected '
+          + _VALUES[transformer.ModelConfig.__annotations__[field]][1])
+      for field, value in fields.items() if not _is_good(field, value)]
   problems = problems or list(_unsupported(content))
   if problems:
     raise ValueError(f'{path}: ' + '; '.join(problems) + '.')
@@ -159,6 +174,12 @@ def read_config(directory: str | pathlib.Path) -> transformer.ModelConfig:
     return transformer.ModelConfig(**fields, **FAMILIES[family])
   except (TypeError, ValueError) as e:
     raise ValueError(f'{path}: {e}') from e
+
+
+def _is_good(field: str, value: Any) -> bool:
+  """Whether a field of ModelConfig may have this value."""
+  kind = transformer.ModelConfig.__annotations__[field]
+  return type(value) in _VALUES[kind][0] and (kind == 'bool' or value > 0)
 
 
 def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
@@ -171,11 +192,12 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
   if kind != 'default':
     yield f"rope_scaling has type {kind!r}, only 'default' is supported"
   if kinds := content.get('layer_types'):
-    sliding = set(kinds) != {'full_attention'}
+    sliding = any(kind != 'full_attention' for kind in kinds)
   else:
+    first = content.get('max_window_layers') or 0
     sliding = (
         content.get('use_sliding_window') and content.get('sliding_window')
-        and content.get('max_window_layers', 0) < content['num_hidden_layers'])
+        and first < content['num_hidden_layers'])
   if sliding:
     yield 'sliding-window layers are on, only full attention is supported'
 
@@ -235,7 +257,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   """
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     raise ValueError(f'{path}: cannot be read: {e}') from e
   if not isinstance(content, dict):
     raise ValueError(f'{path}: expected a JSON object.')

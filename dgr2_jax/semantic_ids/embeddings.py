@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -70,7 +71,7 @@ def embed(
   """
   if config.kind == 'tfidf':
     return residual_kmeans.text_embeddings(items, section)
-  path = pathlib.Path(config.path).expanduser()
+  path = pathlib.Path(os.path.expanduser(config.path))
   if config.kind == 'npy':
     matrix = _read_npy(path)
   else:

@@ -176,11 +176,12 @@ class Prompter:
         raise RequestError(f'candidates: {name!r} {why}')
     scores = request.scores
     if scores is not None:
-      scores = np.array([_as_float(s) for s in scores], np.float32)
+      with np.errstate(over='ignore'):
+        scores = np.array([_as_float(s) for s in scores], np.float32)
       if (scores.shape != (self.num_candidates,)
           or not np.isfinite(scores).all() or (np.diff(scores) > 0).any()):
-        raise RequestError(f'scores: expected {self.num_candidates} finite '
-                           'numbers that do not rise')
+        raise RequestError(f'scores: expected {self.num_candidates} numbers, '
+                           'finite as float32, that do not rise')
     user = -1
     if request.user_id is not None:
       if request.user_id not in self._user_index:

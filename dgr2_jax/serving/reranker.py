@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
+import os
 import pathlib
 from typing import Any
 
@@ -103,7 +104,7 @@ class Reranker:
       workdir.WorkdirError: it is no working directory.
       ValueError: no such stage, or not complete.
     """
-    workdir = pathlib.Path(workdir).expanduser().absolute()
+    workdir = pathlib.Path(os.path.expanduser(workdir)).absolute()
     if workdir.parent.name == 'checkpoints' and stage is None:
       workdir, stage = workdir.parents[1], workdir.name
     config = workdir_lib.read_config(workdir)

@@ -199,6 +199,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)  # the summary says it all
   try:
+    for flag, least in (('min_count', 1), ('num_candidates', 2)):
+      if (value := getattr(args, flag)) < least:
+        raise ValueError(f'--{flag} is {value}: expected at least {least}.')
     text, faults = check(args.directory, args.candidates, args.min_count,
                          args.num_candidates)
   except (ValueError, OSError) as e:

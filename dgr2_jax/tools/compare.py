@@ -108,7 +108,7 @@ def load(letter: str, path: pathlib.Path) -> Run:
   config = None
   if (path.parent / 'config.json').exists():
     config = workdir_lib.flatten(
-        workdir_lib.read_config(path.parent).to_dict())
+        workdir_lib.read_config(path.parent, whole=False).to_dict())
   return Run(letter, path, content, config)
 
 
@@ -288,7 +288,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                       help='the directory of compare.html (default: here)')
   args = parser.parse_args(argv)
   if not 2 <= len(args.runs) <= len(string.ascii_uppercase):
-    parser.error('expected two or more runs')
+    parser.error(f'{len(args.runs)} runs: expected from 2 to '
+                 f'{len(string.ascii_uppercase)}')
   try:
     runs = list(map(load, string.ascii_uppercase, args.runs))
     args.output.mkdir(parents=True, exist_ok=True)

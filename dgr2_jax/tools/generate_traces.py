@@ -23,7 +23,6 @@ sampling; DIR needs json responses and a complete --stage:
 from __future__ import annotations
 
 from collections.abc import Sequence
-import json
 import logging as std_logging
 import os
 import pathlib
@@ -131,10 +130,6 @@ def _generate() -> None:
                               _CONCURRENCY.value),
         _MAX_ATTEMPTS.value, _MAX_REQUESTS.value)
     return
-  try:
-    extra_body = json.loads(_EXTRA_BODY.value)
-  except ValueError as e:
-    raise ValueError(f'extra_body is not JSON: {e}.') from e
   generation.generate(
       pathlib.Path(_WORKDIR.value), pathlib.Path(_OUTPUT.value),
       chat.EndpointConfig(
@@ -146,7 +141,7 @@ def _generate() -> None:
       questions.QuestionConfig(
           model=_MODEL.value, mode=_MODE.value, hint=_HINT.value,
           temperature=_TEMPERATURE.value, max_tokens=_MAX_TOKENS.value,
-          extra_body=extra_body),
+          extra_body=chat.extra_body(_EXTRA_BODY.value)),
       sampling.SamplingConfig(
           max_attempts=_MAX_ATTEMPTS.value, concurrency=_CONCURRENCY.value,
           prompt_price=_PROMPT_PRICE.value,

@@ -111,6 +111,7 @@ def ask(pairs: Sequence[judging.Pair], endpoint: chat.EndpointConfig,
 
 def run(args: argparse.Namespace) -> None:
   """Judges, prints the table and writes the JSON."""
+  extra_body = chat.extra_body(args.extra_body)
   shown = args.a.parent / outcomes.REQUESTS
   requests = outcomes.read(shown, 'history', 'candidates')
   a, b = (outcomes.read(path, 'order', 'explanation', 'failure')
@@ -134,7 +135,7 @@ def run(args: argparse.Namespace) -> None:
               base_url=url, timeout=args.timeout, retries=args.retries,
               backoff=args.backoff), model, config, cache,
           api_key=os.environ.get(_KEY_VARIABLE), temperature=args.temperature,
-          max_tokens=args.max_tokens, extra_body=args.extra_body)
+          max_tokens=args.max_tokens, extra_body=extra_body)
       if not any(said):
         raise ValueError(f'{model} at {url} gave no answer that can be read: '
                          f'see {args.output}.answers.jsonl')
@@ -166,15 +167,6 @@ def _check_output(output: pathlib.Path,
     raise ValueError(f'--output={output} would overwrite what is judged')
 
 
-def _object(text: str) -> dict[str, Any]:
-  value = json.loads(text)
-  try:
-    chat.check_extra_body(value)
-  except ValueError as e:
-    raise argparse.ArgumentTypeError(e) from e
-  return value
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   """Judges; what users can mend is one line on stderr and an exit code."""
   parser = argparse.ArgumentParser(
@@ -199,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       ('timeout', float, 120., 'seconds for one answer'),
       ('retries', int, 8, 'further tries after an error of the endpoint'),
       ('backoff', float, 1., 'seconds before the first retry, then doubled'),
-      ('extra_body', _object, {}, 'further fields of the request, as JSON')):
+      ('extra_body', str, '{}', 'further fields of the request, as JSON')):
     parser.add_argument(f'--{name}', type=kind, default=default,
                         help=f'{text} (default: {default})')
   args = parser.parse_args(argv)

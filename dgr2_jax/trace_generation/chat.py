@@ -103,10 +103,11 @@ class EndpointConfig:
 
   def __post_init__(self):
     try:
+      httpx2.URL(self.base_url)
       url = urllib.parse.urlsplit(self.base_url)
       good = (url.scheme in ('http', 'https') and url.hostname
-              and url.port != 0)
-    except ValueError:
+              and url.port != 0 and not url.fragment)
+    except (ValueError, httpx2.InvalidURL):
       good = False
     if not good:
       raise ValueError(f'base_url is {self.base_url!r}: expected something '
@@ -123,14 +124,29 @@ class EndpointConfig:
         raise ValueError(f'{field} is {value}: expected at least {low}.')
 
 
+def extra_body(text: str) -> dict[str, Any]:
+  """Further fields of a request body, from JSON; see `check_extra_body`."""
+  try:
+    fields = json.loads(text)
+  except (ValueError, RecursionError) as e:
+    raise ValueError(f'extra_body is not JSON: {e}.') from e
+  check_extra_body(fields)
+  return fields
+
+
 def check_extra_body(fields: Any) -> None:
-  """Raises ValueError for fields that would change what was checked."""
+  """Raises ValueError for fields that cannot be sent or are set otherwise."""
   if not isinstance(fields, Mapping):
     raise ValueError(f'extra_body is {fields!r}: expected a JSON object.')
   if taken := sorted(OWN_FIELDS.intersection(fields)):
     raise ValueError(
         f'extra_body is {fields!r}: expected none of {sorted(OWN_FIELDS)}, '
         f'which are set by other means, got {taken}.')
+  try:
+    json.dumps(dict(fields), ensure_ascii=False, allow_nan=False).encode()
+  except ValueError as e:
+    raise ValueError(f'extra_body is {fields!r}, which cannot be sent: {e}.'
+                     ) from e
 
 
 class Pace:
@@ -315,7 +331,7 @@ def _read(response: httpx2.Response) -> Reply:
     choice, usage = data['choices'][0], data.get('usage') or {}
     content = choice['message'].get('content') or ''
     finish = choice.get('finish_reason') or ''
-    spent = [int(usage.get(name) or 0)
+    spent = [int(float(usage.get(name) or 0))  # not too large
              for name in ('prompt_tokens', 'completion_tokens')]
     if not isinstance(content, str) or not isinstance(finish, str):
       raise TypeError('content and finish_reason must be text')

@@ -36,6 +36,9 @@ _RESUMABLE = re.compile(
 # still be mended: nothing here was made with it.
 _RESULTS = ('data/summary.json', 'checkpoints', 'metrics.jsonl', 'report.json')
 _CHUNK = 1 << 22
+# Of every config, whatever its recipe.
+_SECTIONS = ('canvas', 'data', 'evaluate', 'mesh', 'model', 'prompt',
+             'semantic_ids', 'tokenizer')
 
 
 class WorkdirError(Exception):
@@ -89,19 +92,38 @@ def to_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(config.to_dict()))
 
 
-def read_config(directory: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+def read_config(directory: str | os.PathLike[str],
+                whole: bool = True) -> ml_collections.ConfigDict:
   """The config that a working directory was started with.
+
+  Args:
+    directory: the working directory.
+    whole: whether it must have all that is needed to load what is there.
 
   Raises:
     WorkdirError: there is none.
   """
-  path = pathlib.Path(directory).expanduser() / 'config.json'
+  path = pathlib.Path(os.path.expanduser(directory)) / 'config.json'
   try:
-    return ml_collections.ConfigDict(
-        json.loads(path.read_text(encoding='utf-8')))
-  except (OSError, ValueError, TypeError) as e:
+    content = json.loads(path.read_text(encoding='utf-8'))
+    if not isinstance(content, dict):
+      raise ValueError('not a JSON object')
+    if whole:
+      _check_whole(content)
+    return ml_collections.ConfigDict(content)
+  except (OSError, ValueError, TypeError, RecursionError) as e:
     raise WorkdirError(f'{path}: expected the config of a working directory '
                        f'({e}).') from e
+
+
+def _check_whole(content: dict[str, Any]) -> None:
+  for name in _SECTIONS:
+    if not isinstance(content.get(name), dict):
+      raise ValueError(f'{name} is missing, or no section')
+  recipe = content.get('recipe')
+  if not (recipe and isinstance(recipe, list)
+          and all(isinstance(stage, str) for stage in recipe)):
+    raise ValueError(f'recipe is {recipe!r}, no list of stages')
 
 
 def flatten(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -150,7 +172,10 @@ def open_workdir(
   if '://' in os.fspath(directory):
     raise WorkdirError(f'--workdir={directory}: only mounted file systems are '
                        'supported, not URLs.')
-  root = pathlib.Path(directory).expanduser().absolute()
+  try:
+    root = pathlib.Path(directory).expanduser().absolute()
+  except RuntimeError as e:  # of nobody
+    raise WorkdirError(f'--workdir={directory}: {e}') from e
   with contextlib.ExitStack() as stack:
     # One host owns the lock and the files; the others share its file system.
     try:
@@ -197,7 +222,7 @@ def _check_config(root: pathlib.Path, config: dict[str, Any]) -> None:
     before = json.loads(path.read_text(encoding='utf-8'))
     if not isinstance(before, dict):
       raise ValueError('not a JSON object')
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     raise WorkdirError(f'{path} is corrupt ({e}). Restore it, or use another '
                        '--workdir.') from e
   lines = differences(before, config)

@@ -91,9 +91,11 @@ def test_loads_the_dataset_of_the_raw_files(prepared):
 
 
 def test_missing_raw_files(tmp_path):
-  with pytest.raises(interactions.DataError,
-                     match='downloads/manual/reviews_Beauty_5.json.gz: no s'):
-    amazon_reviews_2014.read(tmp_path, 'beauty', True)
+  for path in (tmp_path, '~nosuchuser/x'):
+    with pytest.raises(
+        interactions.DataError,
+        match=f'{path}/downloads/manual/reviews_Beauty_5.json.gz: no s'):
+      amazon_reviews_2014.read(path, 'beauty', True)
   with pytest.raises(ValueError, match="data.name is 'books'"):
     amazon_reviews_2014.read(tmp_path, 'books', True)
 

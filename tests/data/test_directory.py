@@ -172,6 +172,9 @@ def test_bad_sequences(tmp_path, text, reason):
      "2: timestamp '2014-01-01': expected a number"),
     ('user_id,item_id,timestamp\nu,a,nan\n', "2: timestamp 'nan'"),
     ('user_id,item_id,timestamp\n"u"x,a,1\n', '2: malformed CSV'),
+    ('user_id,item_id,timestamp\nu,a,1\n"u,b,1\n\nu,c,1\n',
+     r'3: malformed CSV: .*\(a quote open until line 5\?\)'),
+    ('user_id,item_id,timestamp\n"u\nv",a,nan\n', "2: timestamp 'nan'"),
 ])
 def test_bad_interactions(tmp_path, text, reason):
   _fails(_write(tmp_path, sequences=None, purchases=text),

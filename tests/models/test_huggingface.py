@@ -215,6 +215,15 @@ def test_damaged_files_are_named(tmp_path):
     ('qwen3_tied', dict(layer_types=['full_attention', 'sliding_attention']),
      'sliding-window layers are on'),
     ('llama', dict(num_key_value_heads=3), 'num_kv_heads=3'),
+    ('llama', dict(model_type=['llama']), "model_type is .'llama'."),
+    ('llama', dict(hidden_size='24', head_dim=None),
+     "hidden_size is '24', expected a whole number above 0"),
+    ('qwen2', dict(rms_norm_eps=-1., tie_word_embeddings=1),
+     'rms_norm_eps is -1.0, expected a numb.*ings is 1, expected true'),
+    ('llama', dict(rope_parameters=[1]), 'rope_parameters is .*type dict'),
+    ('llama', dict(rope_scaling='x'), 'rope_scaling is .*type dict'),
+    ('qwen2', dict(layer_types=3), 'layer_types is 3: .*type list'),
+    ('qwen2', dict(layer_types=[[1]]), 'sliding-window'),
 ])
 def test_unsupported_settings_are_named(variant, changes, message, tmp_path):
   path = checkpoint(tmp_path, variant, **changes)
@@ -240,7 +249,8 @@ def test_inactive_settings_are_accepted(variant, changes, tmp_path):
 def test_unreadable_config_is_named(tmp_path):
   with pytest.raises(ValueError, match='config.json: cannot be read'):
     huggingface.read_config(tmp_path)
-  for content, message in (('{', 'cannot be read'), ('[]', 'a JSON object')):
+  for content, message in (('{', 'cannot be read'), ('[]', 'a JSON object'),
+                           ('[' * 100_000, 'cannot be read')):
     (tmp_path / 'config.json').write_text(content)
     with pytest.raises(ValueError, match=f'config.json: .*{message}'):
       huggingface.read_config(tmp_path)

@@ -56,10 +56,11 @@ def test_bad_matrices(tmp_path, matrix, message):
 
 def test_no_matrix(tmp_path):
   (tmp_path / 'text.npy').write_text('no numbers')
-  for name in ('text.npy', 'missing.npy'):
-    with pytest.raises(interactions.DataError, match=f'{name}: no .npy file'):
-      embeddings.embed(ITEMS, embeddings.EmbeddingConfig(
-          'npy', str(tmp_path / name)), None)
+  for path in (f'{tmp_path}/text.npy', f'{tmp_path}/missing.npy',
+               '~nosuchuser/x.npy'):
+    with pytest.raises(interactions.DataError, match=f'{path}: no .npy file'):
+      embeddings.embed(
+          ITEMS, embeddings.EmbeddingConfig('npy', path), None)
 
 
 @pytest.mark.parametrize('fields, message', [

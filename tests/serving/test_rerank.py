@@ -3,6 +3,9 @@
 import dataclasses
 import fcntl
 import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +14,8 @@ from dgr2_jax.serving import reranker as reranker_lib
 from tests.serving.prepared import Request
 from tests.serving.prepared import described
 from tests.serving.prepared import requests_of
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -118,6 +123,30 @@ def test_command_can_be_interrupted(command, reranker, monkeypatch):
   assert code == 0 and [a['id'] for a in answers] == list(range(12))
 
 
+def test_command_ends_where_an_interruption_would_be_swallowed():
+  script = '''
+import runpy, signal, sys
+
+class Callback:
+  def __del__(self):  # as JAX's, of the garbage collection
+    signal.raise_signal(signal.SIGINT)
+
+class Finder:
+  def find_spec(self, name, *unused_args):
+    if name == 'jax':
+      Callback()
+      print('swallowed')
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ['--model=x', '--input=x', '--output=x']
+runpy.run_module('dgr2_jax.rerank', run_name='__main__')
+'''
+  done = subprocess.run([sys.executable, '-c', script], capture_output=True,
+                        text=True, check=False, cwd=ROOT)
+  assert (done.returncode, done.stdout) == (130, '')
+  assert done.stderr.endswith('the same command goes on from here.\n')
+
+
 def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
   output = tmp_path / 'out.jsonl'
   output.write_text('something else\n')
@@ -176,4 +205,7 @@ def test_command_names_bad_flags(command, capsys):
   assert command([b''], '--mode=fast')[0] == 1
   assert "mode is 'fast'" in capsys.readouterr().err
   assert command([b''], '--batch_size=0')[0] == 1
+  for flag in ('--threshold=7', '--answer_threshold=0', '--threshold=nan'):
+    assert command([b''], '--mode=ar', flag)[0] == 1
+    assert flag in capsys.readouterr().err
   assert command([b''])[:2] == (0, [])

@@ -162,7 +162,9 @@ def test_every_mode_decodes_and_neighbours_change_nothing(reranker, mode):
     (dict(scores=[1.] * 9), 'scores: expected 10'),
     (dict(scores=[0.] * 9 + [1.]), 'scores: .*do not rise'),
     (dict(scores=[10 ** 400] * 10), 'scores: .*finite'),
+    (dict(scores=[1e300] * 10), 'scores: .*finite as float32'),
     (dict(user_id='nobody'), "user_id: unknown user 'nobody'")])
+@pytest.mark.filterwarnings('error::RuntimeWarning')
 def test_bad_requests_are_named(reranker, changes, message):
   good = requests_of(reranker)[0]
   with pytest.raises(prompting.RequestError, match=f'request 1: {message}'):

@@ -63,6 +63,34 @@ def test_all_lines_at_fault_are_listed(shop, capsys):
       'more')
 
 
+def test_reading_goes_on_behind_any_line_at_fault(shop, capsys):
+  path = shop / 'interactions.csv'
+  lines = path.read_bytes().splitlines()
+  for number, line in ((3, b'\xff,book001,1'), (5, b'reader\xff'),
+                       (8, b'"reader"1,book001,1'),
+                       (len(lines) - 3, b'"reader1,book001,1')):
+    lines[number - 1] = line
+  path.write_bytes(b'\n'.join(lines))
+  (shop / 'candidates.jsonl').write_bytes(b'\xff\n{}\n')
+  assert check_data.main([str(shop)]) == 2
+  text = capsys.readouterr().out
+  assert '7 lines at fault' in text
+  for where in ('csv:3: not UTF-8', 'csv:5: not UTF-8', 'csv:8: malformed CSV',
+                f'csv:{len(lines) - 3}: malformed CSV',
+                f'a quote open until line {len(lines)}?',
+                'candidates.jsonl:1: not UTF-8',
+                "candidates.jsonl:2: 'user_id'", 'no candidate lists'):
+    assert where in text
+
+
+@pytest.mark.parametrize('flag, message', [
+    ('--num_candidates=0', '--num_candidates is 0: expected at least 2.'),
+    ('--min_count=-3', '--min_count is -3: expected at least 1.')])
+def test_flags_out_of_range(shop, capsys, flag, message):
+  assert check_data.main([str(shop), flag]) == 1
+  assert capsys.readouterr().err == f'error: {message}\n'
+
+
 @pytest.mark.parametrize('named', [True, False])
 def test_lists_that_know_the_target(shop, capsys, named):
   _, log = check_data.directory.read(shop)

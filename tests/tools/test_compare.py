@@ -141,6 +141,24 @@ def test_no_report(tmp_path, content, message):
     compare.main([str(a), str(tmp_path), f'--output={tmp_path}'])
 
 
+@pytest.mark.parametrize('config, message', [
+    ('[]', 'not a JSON object'), ('"x"', 'not a JSON object'),
+    ('[' * 100_000, 'recursion')])
+def test_a_broken_config_is_one_line(tmp_path, config, message):
+  a = _run(tmp_path, 'a', 0)[0]
+  (a / 'config.json').write_text(config)
+  with pytest.raises(SystemExit, match=message) as e:
+    compare.main([str(a), str(a), f'--output={tmp_path}'])
+  assert str(e.value).startswith(f'error: {a / "config.json"}: expected ')
+
+
+@pytest.mark.parametrize('count', [1, 27])
+def test_as_many_runs_as_letters(count, capsys):
+  with pytest.raises(SystemExit):
+    compare.main(['x'] * count)
+  assert f'{count} runs: expected from 2 to 26' in capsys.readouterr().err
+
+
 def _without(key, **changes):
   def change(content):
     point, = content['frontier']

@@ -190,6 +190,37 @@ def test_bad_input(files, change, message):
   assert not (files / 'out.json').exists()
 
 
+@pytest.mark.parametrize('flag, message', [
+    ('--extra_body={', 'extra_body is not JSON: '),
+    ('--extra_body=' + '[' * 100_000, 'extra_body is not JSON: '),
+    ('--extra_body=[1]', r'extra_body is \[1\]: expected a JSON object'),
+    ('--extra_body={"x": NaN}', 'which cannot be sent'),
+    ('--extra_body={"x": "\\ud800"}', 'which cannot be sent'),
+    ('--base_url=h:1/v1', '--base_url: 2 for 1 models')])
+def test_bad_flags(files, flag, message):
+  with pytest.raises(SystemExit, match=f'error: .*{message}'):
+    _judge(files, 'http://localhost:1/v1', flag)
+
+
+@pytest.mark.parametrize(
+    'url', ['', 'localhost:8000', 'http://h/\x01', 'http://é' + 'é' * 99])
+def test_bad_urls(files, url):
+  with pytest.raises(SystemExit, match='error: base_url is .*: expected some'):
+    _judge(files, url)
+
+
+@pytest.mark.parametrize('reply, reason', [
+    ('{"choices": null}', 'no chat completion'),
+    ('{"choices": [{"message": null}]}', 'no chat completion'),
+    ('{"choices": [{"message": {"content": null}}]}', 'no answer that can be')])
+def test_replies_of_nulls_are_failures(files, capsys, reply, reason):
+  with endpoint_lib.serve(lambda body, before: endpoint_lib.Reply(
+      body=reply.encode())) as endpoint:
+    with pytest.raises(SystemExit) as error:
+      _judge(files, endpoint.url, '--pairs=1', '--retries=1')
+  assert reason in capsys.readouterr().err + str(error.value)
+
+
 def test_inputs_are_not_overwritten(files):
   before = (files / 'a.jsonl').read_bytes()
   for output, message in (('a.jsonl', 'would overwrite what is judged'),

@@ -29,6 +29,14 @@ FAULTS = {
     'strange choice': endpoint_lib.Reply(body=b'{"choices": ["x"]}'),
     'strange content': endpoint_lib.Reply(
         body=b'{"choices": [{"message": {"content": 3}}]}'),
+    'null': endpoint_lib.Reply(body=b'null'),
+    'null choices': endpoint_lib.Reply(body=b'{"choices": null}'),
+    'null choice': endpoint_lib.Reply(body=b'{"choices": [null]}'),
+    'null message': endpoint_lib.Reply(
+        body=b'{"choices": [{"message": null}]}'),
+    'huge usage': endpoint_lib.Reply(
+        body=b'{"choices": [{"message": {"content": "a"}}], "usage": '
+             b'{"prompt_tokens": 1' + b'0' * 400 + b'}}'),
     'strange usage': endpoint_lib.Reply(
         body=b'{"choices": [{"message": {"content": "a"}}], "usage": '
              b'{"prompt_tokens": "many"}}'),
@@ -237,6 +245,8 @@ def test_pace():
 
 @pytest.mark.parametrize('field, value', [
     ('base_url', 'localhost:8000'), ('base_url', ''),
+    ('base_url', 'http://h/\t'), ('base_url', 'http://[v1.x]/'),
+    ('base_url', 'http://h/v1#x'),
     ('base_url', 'http://h:x/v1'), ('base_url', 'http://[x/v1'),
     ('timeout', 0.), ('retries', -1), ('backoff', float('nan')),
     ('requests_per_minute', -1.), ('tokens_per_minute', float('inf'))])

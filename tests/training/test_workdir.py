@@ -53,6 +53,33 @@ def test_another_config_names_every_differing_field(tmp_path):
       '  config.seed: 1 there, absent now']
 
 
+@pytest.mark.parametrize('content, message', [
+    ('[]', 'not a JSON object'), ('3', 'not a JSON object'),
+    ('[' * 100_000, 'recursion'), ('{}', 'canvas is missing'),
+    (dict(mesh='x'), 'mesh is missing, or no section'),
+    (dict(recipe=[]), r'recipe is \[\], no list of stages'),
+    (dict(recipe='cft'), "recipe is 'cft', no list"), ({}, '')])
+def test_reads_the_config_of_a_working_directory(tmp_path, content, message):
+  names = ('canvas', 'data', 'evaluate', 'mesh', 'model', 'prompt',
+           'semantic_ids', 'tokenizer')
+  if isinstance(content, dict):
+    content = json.dumps({
+        'recipe': ['cft'], **{name: {} for name in names}, **content})
+  path = tmp_path / 'config.json'
+  path.write_text(content)
+  if message:
+    with pytest.raises(workdir.WorkdirError, match=f'{path}: .*{message}'):
+      workdir.read_config(tmp_path)
+  else:
+    assert workdir.read_config(tmp_path).recipe == ['cft']
+
+
+def test_homes_of_nobody():
+  for use in (_open, workdir.read_config):
+    with pytest.raises(workdir.WorkdirError, match='~nosuchuser/x'):
+      use('~nosuchuser/x')
+
+
 def test_config_may_be_mended_while_nothing_was_made(tmp_path):
   _open(tmp_path)
   (tmp_path / 'data').mkdir()
