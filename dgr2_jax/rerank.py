@@ -16,7 +16,7 @@ of what was asked, so that an id asked about anew is an error, not an old
 answer; OUTPUT.settings.json keeps another model or mode from going on in the
 place of the first. Lines that cannot be answered are listed with their numbers
 in OUTPUT.errors.jsonl. Exit code: 0 if every line is answered, 2 if some are
-listed as errors, 1 if it could not run.
+listed as errors, 1 if it could not run, 130 if it was interrupted.
 """
 
 from __future__ import annotations
