@@ -126,8 +126,8 @@ class Adaptive:
   every block and begins at 1.
 
   Attributes:
-    low: tau in (0, 1) while all agree.
-    high: tau in (0, 1] when nothing does.
+    low: tau in (0, 1] while all agree.
+    high: tau in (0, 1] when nothing does; at least `low`.
     sharpness: at least 1; agreement counts by this power.
   """
   low: Any
@@ -136,6 +136,12 @@ class Adaptive:
 
   def __post_init__(self):
     _check(self, 'low', 'high')
+    numbers = (self.low, self.high, self.sharpness)
+    if all(isinstance(x, (int, float)) for x in numbers):
+      if self.low > self.high:
+        raise ValueError(f'low={self.low} must be at most high={self.high}')
+      if not self.sharpness >= 1:
+        raise ValueError(f'sharpness={self.sharpness} must be at least 1')
 
   def choose(self, eligible: jax.Array, confidence: jax.Array,
              context: Context) -> jax.Array:

@@ -79,13 +79,28 @@ class DraftConfig:
 
 
 def check(canvas: canvas_lib.CanvasConfig,
-          config: block_decoder.DecodeConfig, draft: DraftConfig) -> None:
-  """Raises ValueError where verification would not be lossless."""
-  if not canvas.verifiable:
+          config: block_decoder.DecodeConfig, draft: DraftConfig,
+          own_verifier: bool = True) -> None:
+  """Raises ValueError where verification would not be lossless.
+
+  Args:
+    canvas: the drafter's.
+    config: see `decode`.
+    draft: see there.
+    own_verifier: whether the drafter's own clean stream verifies.
+  """
+  if own_verifier and not canvas.verifiable:
     raise ValueError(
         'verification needs blocks whose clean stream is autoregressive: '
         "block_size > 1, clean_stream='token_causal' and alignment='shifted', "
-        f'got {canvas}')
+        f'or another model as the verifier; got {canvas}')
+  if canvas.block_size == 1 or not canvas.shifted:
+    raise ValueError("drafts need block_size > 1 and alignment='shifted', got "
+                     f'{canvas}')
+  if canvas.clean_stream == 'block_causal' and draft.window != 'grid':
+    # Its keys are those of whole blocks of the grid.
+    raise ValueError("a drafter with clean_stream='block_causal' needs "
+                     f"draft.window='grid', got {draft.window!r}")
   if config.answer_ids:
     raise ValueError('masking used candidates is for autoregressive decoding')
   if config.fused:
@@ -123,7 +138,8 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
     example_id: int32 [N], seeds a request's sampling.
     key: seeds the rollout.
     vocabulary: special ids.
-    canvas: block size and rules; token_causal and shifted.
+    canvas: block size and the drafter's rules; shifted, and token_causal
+      unless another model verifies.
     config: length, rollouts and temperature.
     draft: see `DraftConfig`.
     verifier: another AR model over the same vocabulary, such as the teacher.
@@ -136,7 +152,7 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   Raises:
     ValueError: see `check`.
   """
-  check(canvas, config, draft)
+  check(canvas, config, draft, own_verifier=verifier is None)
   judge = (model, params) if verifier is None else (verifier, verifier_params)
   state, row_keys = begin(
       *judge, prompt, prompt_length, example_id, key, vocabulary=vocabulary,
@@ -200,7 +216,8 @@ def step(drafter: tuple[transformer.Transformer, Any],
           jnp.ones_like(state.done), canvas)
       committed = _padded(committed, lengths[-1])
     new, entries = _verify(
-        *judge, state, row_keys, drafted, vocabulary, canvas, config,
+        *judge, state, row_keys, drafted, vocabulary,
+        dataclasses.replace(canvas, clean_stream='token_causal'), config,
         draft.steps + (own is not None))
     return new, _padded(entries, lengths[-1]), committed
 

@@ -33,6 +33,7 @@ def decode_split(
     vocabulary: vocabulary_lib.Vocabulary, canvas: canvas_lib.CanvasConfig,
     config: block_decoder.DecodeConfig, mesh: Mesh, seed: int = 0,
     draft: verification.DraftConfig | None = None,
+    verifier: tuple[transformer.Transformer, Any] | None = None,
     what: str = '') -> block_decoder.Rollout:
   """Decodes one response for every request.
 
@@ -49,12 +50,13 @@ def decode_split(
     mesh: of devices.
     seed: of sampling.
     draft: how drafts are made if they are to be verified.
+    verifier: another model that verifies them, and its parameters.
     what: named in the progress log; empty for none.
 
   Returns:
     A rollout of NumPy arrays without the rollout axis: [n, L] and [n].
   """
-  decode, batches = _decoder(rule, draft), list(batches)
+  decode, batches = _decoder(rule, draft, verifier), list(batches)
   parts, begin, told = [], time.monotonic(), time.monotonic()
   for index, batch in enumerate(batches):
     arrays = sharding.shard_batch(mesh, {
@@ -76,10 +78,13 @@ def decode_split(
   return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
 
 
-def _decoder(rule: commit.Rule, draft: verification.DraftConfig | None):
+def _decoder(rule: commit.Rule, draft: verification.DraftConfig | None,
+             verifier: tuple[transformer.Transformer, Any] | None = None):
   if draft is None:
     return functools.partial(block_decoder.decode, rule=rule)
-  return functools.partial(verification.decode, draft=draft)
+  model, params = verifier or (None, None)
+  return functools.partial(verification.decode, draft=draft, verifier=model,
+                           verifier_params=params)
 
 
 def outcome(name: str, rollout: block_decoder.Rollout, parser: parsing.Parser,

@@ -142,7 +142,8 @@ class Reranker:
              answer_threshold: float | None = None) -> Iterator[Reranking]:
     """Answers requests while they come.
 
-    An answer does not depend on the other requests.
+    An answer does not depend on the other requests; nor does what it took,
+    unless `evaluate.verify` has several `lengths`, which the batch shares.
 
     Args:
       requests: any number; a few batches of them are taken ahead.

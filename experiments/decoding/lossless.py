@@ -10,6 +10,10 @@ looked up, with the tokens before: forwards of one and of B tokens round
 differently, so a near tie may tip. Writes lossless_<name>.json and .md here,
 with rows for each of several directories, which are called by their last parts;
 fails if a difference is no near tie.
+
+`--verifier=ar_rl` lets the weights of that stage verify, a model of its own
+with its own cache; the last stage's draft. `--dtype=bfloat16` computes in that
+type, where ties are common: differences are counted, and none fails.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import numpy as np
 from dgr2_jax.decoding import block_decoder
 from dgr2_jax.decoding import commit
 from dgr2_jax.decoding import verification
+from dgr2_jax.evaluation import environment
 from dgr2_jax.evaluation import responses
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.training import experiment as experiment_lib
@@ -42,13 +47,14 @@ DRAFTS = [verification.DraftConfig(steps, window)
 
 def decoded(experiment: experiment_lib.Experiment, params: Any,
             canvas: canvas_lib.CanvasConfig,
-            draft: verification.DraftConfig | None) -> block_decoder.Rollout:
+            draft: verification.DraftConfig | None = None,
+            verifier: Any = None) -> block_decoder.Rollout:
   return responses.decode_split(
       experiment.model, params,
       experiment.eval_batches('test', experiment.config.evaluate.batch_size),
       rule=commit.Threshold(1.), vocabulary=experiment.vocabulary,
       canvas=canvas, config=experiment.decode_config(), mesh=experiment.mesh,
-      draft=draft)
+      draft=draft, verifier=verifier)
 
 
 def first_difference(a: block_decoder.Rollout,
@@ -94,15 +100,17 @@ def gaps(experiment: experiment_lib.Experiment, params: Any,
   return result
 
 
-def measure(experiment: experiment_lib.Experiment,
-            params: Any) -> list[dict[str, Any]]:
-  """One entry a way to draft."""
-  wanted = decoded(experiment, params, canvas_lib.AUTOREGRESSIVE, None)
+def measure(experiment: experiment_lib.Experiment, params: Any,
+            judge: Any) -> list[dict[str, Any]]:
+  """One entry a way to draft; `judge` verifies if it is not None."""
+  theirs = params if judge is None else judge
+  verifier = None if judge is None else (experiment.model, judge)
+  wanted = decoded(experiment, theirs, canvas_lib.AUTOREGRESSIVE)
   points = []
   for draft in DRAFTS:
-    got = decoded(experiment, params, experiment.canvas, draft)
+    got = decoded(experiment, params, experiment.canvas, draft, verifier)
     at = first_difference(wanted, got)
-    near = gaps(experiment, params, wanted, at)
+    near = gaps(experiment, theirs, wanted, at)
     failures = [experiment.parser.strict(tokens[:length]).failure
                 for tokens, length in zip(got.tokens, got.length)]
     points.append({
@@ -118,14 +126,18 @@ def measure(experiment: experiment_lib.Experiment,
   return points
 
 
-def table(name: str, points: list[dict[str, Any]]) -> str:
+def table(content: dict[str, Any]) -> str:
   """Points of several directories have a `run`, its name."""
+  points = content['points']
   several = 'run' in points[0]
   lines = [
-      f'# Verified against autoregressive decoding: {name}', '',
-      'Written by lossless.py; float32, all test requests. Near ties: the '
+      f'# Verified against autoregressive decoding: {content["name"]}', '',
+      f'Written by lossless.py; {content["dtype"]}, all test requests, drafts '
+      f'of {content["stage"]}, verified by '
+      f'{content["verifier"] or "its own clean stream"}. Near ties: the '
       f'autoregressive model\'s two largest logits differ by less than '
       f'{NEAR_TIE:g} where the responses part.', '',
+      f'Machine: {content["machine"]}; jax {content["jax"]}.', '',
       '| run ' * several
       + '| window | draft steps | requests | tokens | differ | of them no near '
       'tie | valid | tokens per forward |', '|---' * (8 + several) + '|']
@@ -145,6 +157,9 @@ def main() -> None:
   parser.add_argument('--workdir', '--workdirs', type=pathlib.Path, nargs='+',
                       required=True)
   parser.add_argument('--name', required=True)
+  parser.add_argument('--verifier', metavar='STAGE', default='')
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'),
+                      default='float32')
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
   workdirs = [path.absolute() for path in args.workdir]
@@ -155,17 +170,22 @@ def main() -> None:
                  'parts of the paths')
   points = []
   for path, config in zip(workdirs, configs):
+    config.model.dtype = args.dtype
     experiment = experiment_lib.Experiment(config, path)
+    judge = experiment.restore(args.verifier) if args.verifier else None
     run = {'run': path.name} if len(workdirs) > 1 else {}
-    points += [run | point
-               for point in measure(experiment, experiment.restore(stage))]
-  text = table(f'{args.name}, weights of {stage}', points)
-  (HERE / f'lossless_{args.name}.json').write_text(json.dumps({
-      'stage': stage, 'jax': jax.__version__, 'points': points},
-                                                   indent=1) + '\n')
+    points += [run | point for point in measure(
+        experiment, experiment.restore(stage), judge)]
+  content = {
+      'name': args.name, 'stage': stage, 'verifier': args.verifier,
+      'dtype': args.dtype, 'machine': environment.machine(),
+      'jax': jax.__version__, 'points': points}
+  text = table(content)
+  (HERE / f'lossless_{args.name}.json').write_text(
+      json.dumps(content, indent=1) + '\n')
   (HERE / f'lossless_{args.name}.md').write_text(text)
   print(text)
-  if any(p['not_near_ties'] for p in points):
+  if args.dtype == 'float32' and any(p['not_near_ties'] for p in points):
     sys.exit('error: verified decoding differs from autoregressive decoding '
              'where that was no near tie')
 

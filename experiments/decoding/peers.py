@@ -8,7 +8,8 @@ A finished working directory's weights, or random ones of a real shape (of
 speed.py), are exported and loaded by `transformers` (PyTorch). Both decode the
 same prompts greedily at each batch size: theirs autoregressively with its
 cache, ours autoregressively and, for trained weights, by threshold and
-verified. On the same cores, in float32, taking turns; prefill is timed, a first
+verified. On the same cores, or the same GPU where JAX has one (theirs on CUDA;
+not run there yet), in float32, taking turns; prefill is timed, a first
 pass and compilation are not, the median of the passes counts. Responses are
 compared token by token. Writes peers_<name>.json and .md here.
 
@@ -48,6 +49,7 @@ from dgr2_jax.training import workdir as workdir_lib
 
 HERE = pathlib.Path(__file__).parent
 SHAPES = runpy.run_path(str(HERE / 'speed.py'))['SHAPES']
+TORCH_DEVICES = {'cpu': 'cpu', 'gpu': 'cuda'}  # by JAX's backend
 THEIRS, OURS = 'transformers generate', 'autoregressive'
 
 
@@ -134,6 +136,7 @@ def theirs(subject: Subject, threads: int) -> Any:
   import transformers
 
   torch.set_num_threads(threads)
+  device = TORCH_DEVICES[jax.default_backend()]
   longest = max(map(len, subject.prompts)) + subject.config.max_response
   with tempfile.TemporaryDirectory() as directory:
     where = pathlib.Path(directory) / 'checkpoint'
@@ -141,7 +144,7 @@ def theirs(subject: Subject, threads: int) -> Any:
         where, subject.params, subject.model.config, subject.vocabulary,
         canvas_lib.AUTOREGRESSIVE, longest)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        where, dtype=torch.float32)
+        where, dtype=torch.float32).to(device)
   model.generation_config.suppress_tokens = None  # spares it work
   eos, limit = subject.vocabulary.eos_id, subject.config.max_response
 
@@ -152,10 +155,10 @@ def theirs(subject: Subject, threads: int) -> Any:
     seen = np.arange(rows.shape[1]) >= (rows.shape[1] - length)[:, None]
     with torch.inference_mode():
       got = model.generate(
-          torch.tensor(rows, dtype=torch.long),
-          attention_mask=torch.tensor(seen, dtype=torch.long),
+          torch.tensor(rows, dtype=torch.long, device=device),
+          attention_mask=torch.tensor(seen, dtype=torch.long, device=device),
           max_new_tokens=limit, do_sample=False, eos_token_id=eos,
-          pad_token_id=eos)[:, rows.shape[1]:].numpy()
+          pad_token_id=eos)[:, rows.shape[1]:].cpu().numpy()
     ends = got == eos
     return got, np.where(ends.any(1), ends.argmax(1) + 1, limit)
 
@@ -239,6 +242,9 @@ def main() -> None:
   for package in ('torch', 'transformers', 'safetensors'):
     if importlib.util.find_spec(package) is None:
       parser.error(f"needs {package}: pip install -e '.[parity,hf]'")
+  if jax.default_backend() not in TORCH_DEVICES:
+    parser.error(f'PyTorch is not compared on {jax.default_backend()}: set '
+                 'JAX_PLATFORMS=cpu')
   logging.set_verbosity(logging.INFO)
   if args.workdir:
     subject = of_workdir(args.workdir, args.requests)

@@ -103,13 +103,15 @@ def test_windows_shrink_where_little_is_accepted():
   assert len(set(seen)) > 1
 
 
-@pytest.mark.parametrize('window, steps', [('pivot', 1), ('grid', 2)])
-def test_another_model_verifies(window, steps):
+@pytest.mark.parametrize('window, steps, clean', [
+    ('pivot', 1, 'token_causal'), ('grid', 2, 'token_causal'),
+    ('grid', 1, 'block_causal')])
+def test_another_model_verifies(window, steps, clean):
   batch = tiny.batch(n=6)
   draft = verification.DraftConfig(steps, window)
   want, mine = (run(batch, canvas_lib.AUTOREGRESSIVE, model=m)
                 for m in (other(), None))
-  got = run(batch, draft=draft, verifier=other())
+  got = run(batch, canvas_lib.CanvasConfig(4, clean), draft, verifier=other())
   before = np.arange(12) < np.asarray(want.length)[..., None]
   np.testing.assert_array_equal(got.length, want.length)
   np.testing.assert_array_equal(np.asarray(got.tokens)[before],
@@ -121,6 +123,34 @@ def test_another_model_verifies(window, steps):
   verifications = (np.asarray(got.calls) - 1) / (steps + 2)
   np.testing.assert_array_equal(verifications, np.round(verifications))
   assert (verifications < np.asarray(got.length) - 1).any()
+
+
+@pytest.mark.parametrize('clean', ['token_causal', 'block_causal'])
+def test_the_drafter_remembers_what_the_verifier_wrote(clean):
+  """Its keys are those of the response that stands, block by block."""
+  batch, draft = tiny.batch(n=2), verification.DraftConfig(window='grid')
+  canvas = canvas_lib.CanvasConfig(4, clean)
+  config = block_decoder.DecodeConfig(max_response=12)
+  model, params = tiny.model()
+  state, keys = verification.begin(
+      *other(), batch['prompt'], batch['prompt_length'], batch['example_id'],
+      jax.random.key(2), vocabulary=tiny.VOCABULARY, canvas=canvas,
+      config=config, draft=draft)
+  fresh, _ = own, _ = block_decoder.prefill(
+      model, params, batch['prompt'], batch['prompt_length'], config)
+  step = jax.jit(lambda state, own: verification.step(
+      (model, params), other(), state, own, keys, tiny.VOCABULARY, canvas,
+      config, draft))
+  while (state.start < 8).any():
+    state, own = step(state.replace(done=jnp.zeros_like(state.done)), own)
+  for start in (0, 4):
+    at = jnp.full((2, 1), start)
+    _, entries = canvas_lib.decode_block(
+        model, params, fresh, state.tokens[..., start:start + 4], at,
+        jnp.ones((2, 1), bool), canvas)
+    fresh = fresh.written(entries)
+  for got, want in zip(own.clean, fresh.clean):
+    np.testing.assert_allclose(got[:, :, :, :8], want[:, :, :, :8], atol=1e-5)
 
 
 def test_batch_neighbours_change_nothing():
@@ -230,6 +260,10 @@ def test_speculative_sampling_draws_from_p_and_not_from_q():
     (canvas_lib.CanvasConfig(4, 'block_causal'), {}, {}, 'block_causal'),
     (canvas_lib.CanvasConfig(4, alignment='same_position'), {}, {},
      'same_position'),
+    (canvas_lib.CanvasConfig(4, 'block_causal'), dict(verifier=(0, 0)), {},
+     "draft.window='grid'"),
+    (canvas_lib.CanvasConfig(4, alignment='same_position'),
+     dict(verifier=(0, 0)), {}, 'same_position'),
     (CANVAS, dict(temperature=1.), dict(steps=2), 'draft.steps=2'),
     (CANVAS, dict(temperature=1.), dict(lengths=(2, 4)), 'draft.lengths'),
     (CANVAS, dict(top_k=3), {}, 'top_k=3'),
