@@ -102,6 +102,7 @@ def panel(name: str, title: str,
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format='png', dpi=160, facecolor=SURFACE,
                    metadata={'Software': None})
+    figure.set_layout_engine('none')  # it stays where it was put
     figure.savefig(svg, format='svg', transparent=True)
   return Panel(name, title, png.getvalue(), _inline(svg.getvalue(), name))
 

@@ -61,6 +61,8 @@ def smoke(c: ml_collections.ConfigDict) -> None:
                  warmup_steps=2, eval_requests=32)
     if 'rollout' in stage:
       stage.batch_size = 8
+      # Untrained, no token is sure: the limit commits several together.
+      stage.rollout.update(num_rollouts=4, max_denoising_steps=4)
       # Untrained responses are all invalid: let length tell them apart.
       stage.reward.overlong_buffer = 36
   if 'ar_rl' in c.recipe:
