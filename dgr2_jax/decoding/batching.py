@@ -109,7 +109,7 @@ def decode(model: transformer.Transformer, params: Any,
   if draft is None:
     block_decoder.check(rule, canvas, config)
   else:
-    verification.check(canvas, config, draft)
+    verification.check(canvas, config, draft, own_verifier=verifier is None)
   if draft is None and verifier is not None:
     raise ValueError('a verifier needs drafts, got draft=None')
   for name, value in (('rows', rows), ('admit', 1 if admit is None else admit),

@@ -44,8 +44,9 @@ class DecodeConfig:
     max_response: L, response tokens at most; a multiple of B.
     num_rollouts: G, responses a request.
     temperature: of the draw, not of the confidence; 0 is greedy.
-    top_k: draws from the likeliest tokens only; 0 is off.
-    top_p: draws from the likeliest tokens that hold this mass; 1 is off.
+    top_k: draws from the likeliest tokens only, and their equals; 0 is off.
+    top_p: draws from the likeliest tokens that hold this mass, and their
+      equals; 1 is off.
     max_denoising_steps: per block; at the cap everything left is committed.
     fused: whether the commit pass of a block is also the first denoising step
       of the next: one forward over both. The seed is masked there, and commits
@@ -70,8 +71,15 @@ class DecodeConfig:
   cache_dtype: str = ''
 
   def __post_init__(self):
-    if self.temperature < 0:
-      raise ValueError(f'temperature={self.temperature} must be >= 0')
+    if not 0 <= self.temperature < np.inf:
+      raise ValueError(
+          f'temperature={self.temperature} must be >= 0 and finite')
+    for field in ('max_response', 'num_rollouts'):
+      if getattr(self, field) < 1:
+        raise ValueError(f'{field}={getattr(self, field)} must be >= 1')
+    if self.answer_ids and self.answer_marker < 0:
+      raise ValueError('answer_ids need answer_marker, the token after which '
+                       'the answer begins')
     if self.top_k < 0 or not 0 < self.top_p <= 1:
       raise ValueError(f'top_k={self.top_k} must be >= 0 and top_p='
                        f'{self.top_p} in (0, 1]')

@@ -17,6 +17,7 @@ Numbers in a rule are traced: another tau does not compile anew.
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import flax.struct
@@ -78,7 +79,7 @@ class Factor:
   f: Any
 
   def __post_init__(self):
-    if isinstance(self.f, (int, float)) and not self.f >= 0:
+    if isinstance(self.f, numbers.Real) and not self.f >= 0:
       raise ValueError(f'f={self.f} must be at least 0')
 
   def choose(self, eligible: jax.Array, confidence: jax.Array,
@@ -102,8 +103,8 @@ class FixedSteps:
   steps: Any
 
   def __post_init__(self):
-    if isinstance(self.steps, (int, float)) and (
-        self.steps < 1 or self.steps != int(self.steps)):
+    if isinstance(self.steps, numbers.Real) and (
+        not self.steps >= 1 or self.steps % 1):
       raise ValueError(f'steps={self.steps} must be a whole number above 0')
 
   def choose(self, eligible: jax.Array, confidence: jax.Array,
@@ -136,8 +137,8 @@ class Adaptive:
 
   def __post_init__(self):
     _check(self, 'low', 'high')
-    numbers = (self.low, self.high, self.sharpness)
-    if all(isinstance(x, (int, float)) for x in numbers):
+    fields = self.low, self.high, self.sharpness
+    if all(isinstance(x, numbers.Real) for x in fields):
       if self.low > self.high:
         raise ValueError(f'low={self.low} must be at most high={self.high}')
       if not self.sharpness >= 1:
@@ -157,7 +158,7 @@ def _check(rule: Any, *names: str) -> None:
   """Raises ValueError for a number outside of (0, 1]; tracers pass."""
   for name in names:
     value = getattr(rule, name)
-    if isinstance(value, (int, float)) and not 0 < value <= 1:
+    if isinstance(value, numbers.Real) and not 0 < value <= 1:
       raise ValueError(f'{name}={value} must be above 0 and at most 1')
 
 

@@ -56,9 +56,9 @@ def complete(model: transformer.Transformer, params: Any, prompt: np.ndarray,
   n, length = response.shape
   count, b = len(candidate_ids), canvas.block_size
   answer_start = np.asarray(answer_start)
-  if (answer_start + count > length).any():
-    raise ValueError(f'an answer of {count} tokens from {answer_start.max()} '
-                     f'on does not fit into {length}')
+  if ((answer_start < 0) | (answer_start + count > length)).any():
+    raise ValueError(f'an answer of {count} tokens from {answer_start} on does '
+                     f'not fit into {length}')
   slots = answer_start[:, None] + np.arange(count)  # [N, C]
   index = np.arange(length)
   tokens = np.where(index < answer_start[:, None], response, vocabulary.eos_id)

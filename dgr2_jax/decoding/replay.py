@@ -103,7 +103,8 @@ def replay(call: np.ndarray, canvas: canvas_lib.CanvasConfig,
   seen = blocks[response, block]  # [steps, B]
   start[at] = block * b
   masked[at] = seen >= step[:, None]
-  taken[at] = seen == step[:, None]
+  # A fused commit takes the seed along, which the clean stream scores.
+  taken[at] = (seen == step[:, None]) & (np.arange(b) >= first)
   _, which, of_block = np.unique(steps[:, :2], axis=0, return_inverse=True,
                                  return_counts=True)
   weight[at] = 1 / of_block[which.ravel()]

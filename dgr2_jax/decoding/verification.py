@@ -66,8 +66,11 @@ class DraftConfig:
 
   def __post_init__(self):
     object.__setattr__(self, 'lengths', tuple(self.lengths))  # JSON has lists
-    if self.steps < 1:
-      raise ValueError(f'draft.steps={self.steps} must be >= 1')
+    if not isinstance(self.steps, int) or self.steps < 1:
+      raise ValueError(f'draft.steps={self.steps} must be a whole number >= 1')
+    if not 0 < self.threshold <= 1:
+      raise ValueError(f'draft.threshold={self.threshold} must be above 0 and '
+                       'at most 1')
     if self.window not in WINDOWS:
       raise ValueError(f'draft.window={self.window!r}: expected '
                        + ' or '.join(WINDOWS))

@@ -34,6 +34,7 @@ from dgr2_jax.decoding import verification
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.serving import prompting
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import losses
 from dgr2_jax.training import workdir as workdir_lib
 
 MODES = ('threshold', 'verify', 'ar')
@@ -84,6 +85,7 @@ class Reranker:
   def __init__(self, experiment: experiment_lib.Experiment, stage: str):
     """Restores weights and counts purchases; see `load`."""
     self._experiment = experiment
+    self._canvas = losses.canvas_of(experiment, stage)
     self._params = experiment.restore(stage)
     # Other directories, stages or trainings have another.
     self.identity = {'model': str(experiment.workdir), 'stage': stage,
@@ -195,7 +197,8 @@ class Reranker:
       place, request, ids = asked[index]
       asked[index] = None
       ready[place] = self._answer(
-          request, ids, jax.tree.map(lambda x: x[0], rollout), complete)
+          request, ids, jax.tree.map(lambda x: x[0], rollout),
+          decoding['canvas'] if complete else None)
       while following in ready:
         yield ready.pop(following)
         following += 1
@@ -212,7 +215,14 @@ class Reranker:
       if not experiment.candidate_ids():
         raise ValueError('answer_threshold needs compact responses, whose '
                          'answer begins at a token of its own')
-    canvas = (canvas_lib.AUTOREGRESSIVE if mode == 'ar' else experiment.canvas)
+    if mode != 'ar' and self._canvas == canvas_lib.AUTOREGRESSIVE:
+      raise ValueError(f"weights of {self.identity['stage']} are "
+                       f"autoregressive: expected mode 'ar', got {mode!r}")
+    if mode == 'ar' and not (self._canvas == canvas_lib.AUTOREGRESSIVE
+                             or self._canvas.verifiable):
+      raise ValueError(f"mode 'ar' needs an autoregressive clean stream, got "
+                       f'{self._canvas}')
+    canvas = canvas_lib.AUTOREGRESSIVE if mode == 'ar' else self._canvas
     draft = None
     if mode == 'verify':
       draft = verification.DraftConfig(**experiment.config.evaluate.verify)
@@ -225,14 +235,16 @@ class Reranker:
                 rule=commit.Threshold(threshold, answer_threshold))
 
   def _answer(self, request: prompting.Indexed, ids: Sequence[int],
-              rollout: block_decoder.Rollout, complete: bool) -> Reranking:
-    """Reads a response [L] to the prompt `ids`."""
+              rollout: block_decoder.Rollout,
+              complete: canvas_lib.CanvasConfig | None) -> Reranking:
+    """Reads a response [L] to the prompt `ids`; see `_completed`."""
     experiment = self._experiment
     tokens = rollout.tokens[:rollout.length]
     parse = experiment.parser.strict(tokens)
     order = parse.order
     if complete and order is None:
-      order = self._completed(ids, rollout.tokens, parse.answer_start)
+      order = self._completed(
+          ids, rollout.tokens, parse.answer_start, complete)
     decode = experiment.data.tokenizer.decode
     texts = [decode([int(token)]) for token in tokens]
     explanation = parse.explanation
@@ -254,7 +266,8 @@ class Reranker:
                     for text, c in zip(texts, rollout.call)))
 
   def _completed(self, ids: Sequence[int], tokens: np.ndarray,
-                 answer_start: int | None) -> Sequence[int] | None:
+                 answer_start: int | None, canvas: canvas_lib.CanvasConfig
+                 ) -> Sequence[int] | None:
     """The order that the reasoning leads to, if there is room for one."""
     experiment = self._experiment
     candidates = experiment.candidate_ids()
@@ -266,4 +279,4 @@ class Reranker:
     return permutation.complete(
         experiment.model, self._params, prompt, np.array([len(ids)]),
         tokens[None], np.array([answer_start]), candidates,
-        experiment.vocabulary, experiment.canvas)[0].tolist()
+        experiment.vocabulary, canvas)[0].tolist()

@@ -146,6 +146,9 @@ def main() -> None:
   parser.add_argument('--smoke', action='store_true',
                       help='in a minute, to see that it runs; writes no file')
   args = parser.parse_args()
+  if min(args.repetitions, args.requests, *args.batch_sizes) < 1:
+    parser.error('expected --repetitions, --requests and --batch_sizes of at '
+                 'least 1')
   logging.set_verbosity(logging.INFO)
   config = workdir_lib.read_config(args.workdir)
   experiment = experiment_lib.Experiment(config, args.workdir.absolute())

@@ -129,6 +129,9 @@ def main() -> None:
   parser.add_argument('--batch_sizes', type=int, nargs='+',
                       default=[1, 8, 32])
   args = parser.parse_args()
+  if min(args.repetitions, args.requests, *args.batch_sizes) < 1:
+    parser.error('expected --repetitions, --requests and --batch_sizes of at '
+                 'least 1')
   logging.set_verbosity(logging.INFO)
   config = workdir_lib.read_config(args.workdir)
   experiment = experiment_lib.Experiment(config, args.workdir.absolute())
@@ -152,7 +155,7 @@ def main() -> None:
   content = {
       'stage': stage, 'jax': jax.__version__, 'batch_sizes': args.batch_sizes,
       'machine': environment.machine(),
-      'n': points[AR]['n'], 'timed': args.requests,
+      'n': points[AR]['n'], 'timed': min(args.requests, points[AR]['n']),
       'repetitions': args.repetitions, 'points': list(points.values())}
   text = table(f'{args.name}, weights of {stage}', content)
   (HERE / f'frontier_{args.name}.json').write_text(

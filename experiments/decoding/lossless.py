@@ -41,8 +41,15 @@ from dgr2_jax.training import workdir as workdir_lib
 
 HERE = pathlib.Path(__file__).parent
 NEAR_TIE = 1e-4  # logits
-DRAFTS = [verification.DraftConfig(steps, window)
-          for window, steps in itertools.product(verification.WINDOWS, (1, 2))]
+
+
+def drafts_of(
+    canvas: canvas_lib.CanvasConfig) -> list[verification.DraftConfig]:
+  """Ways to draft; a block-causal drafter has windows on the grid only."""
+  windows = ('grid',) if canvas.clean_stream == 'block_causal' else (
+      verification.WINDOWS)
+  return [verification.DraftConfig(steps, window)
+          for window, steps in itertools.product(windows, (1, 2))]
 
 
 def decoded(experiment: experiment_lib.Experiment, params: Any,
@@ -105,9 +112,11 @@ def measure(experiment: experiment_lib.Experiment, params: Any,
   """One entry a way to draft; `judge` verifies if it is not None."""
   theirs = params if judge is None else judge
   verifier = None if judge is None else (experiment.model, judge)
+  points, drafts = [], drafts_of(experiment.canvas)
+  verification.check(experiment.canvas, experiment.decode_config(), drafts[0],
+                     own_verifier=judge is None)
   wanted = decoded(experiment, theirs, canvas_lib.AUTOREGRESSIVE)
-  points = []
-  for draft in DRAFTS:
+  for draft in drafts:
     got = decoded(experiment, params, experiment.canvas, draft, verifier)
     at = first_difference(wanted, got)
     near = gaps(experiment, theirs, wanted, at)

@@ -75,8 +75,9 @@ class Subject:
 
 def of_workdir(workdir: pathlib.Path, requests: int) -> Subject:
   """The last stage's weights, and test requests."""
-  experiment = experiment_lib.Experiment(
-      workdir_lib.read_config(workdir), workdir.absolute())
+  config = workdir_lib.read_config(workdir)
+  config.model.dtype = 'float32'
+  experiment = experiment_lib.Experiment(config, workdir.absolute())
   batch = experiment.eval_batches('test', requests, requests)[0]
   return Subject(
       experiment.model, experiment.restore(experiment.config.recipe[-1]),
@@ -239,6 +240,9 @@ def main() -> None:
   args = parser.parse_args()
   if args.workdir and not args.name:
     parser.error('--workdir wants a --name')
+  if min(args.repetitions, args.requests, *args.batch_sizes) < 1:
+    parser.error('expected --repetitions, --requests and --batch_sizes of at '
+                 'least 1')
   for package in ('torch', 'transformers', 'safetensors'):
     if importlib.util.find_spec(package) is None:
       parser.error(f"needs {package}: pip install -e '.[parity,hf]'")

@@ -85,6 +85,8 @@ def trained_steps(workdir: pathlib.Path, block_size: int, threshold: float,
   """Blocks [n, B] of what denoising steps committed on test requests."""
   experiment = experiment_lib.Experiment(
       workdir_lib.read_config(workdir), workdir.absolute())
+  if not experiment.canvas.verifiable:
+    raise ValueError(f'{workdir} decodes by another rule: {experiment.canvas}')
   config = experiment.decode_config()
   length = -(-config.max_response // block_size) * block_size
   call = responses.decode_split(
@@ -250,6 +252,9 @@ def main() -> None:
                       help='in seconds, to see that it runs; writes no file')
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
+  if args.repetitions < 1 or not 1 <= args.steps < min(args.block_sizes):
+    parser.error('expected --repetitions of at least 1, and --steps from 1 to '
+                 'one less than the smallest of --block_sizes')
   if args.smoke:
     args.shape, args.block_sizes, args.requests = 'smoke', [8], 16
     args.response_lengths, args.prompt_lengths = [16, 32], [16, 32]

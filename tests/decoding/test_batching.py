@@ -28,9 +28,10 @@ WAYS = {
     'ar': dict(canvas=AR),
     'verify, sampled': dict(canvas=BLOCKS, draft=verification.DraftConfig(),
                             temperature=.7),
-    'verify, another model': dict(canvas=BLOCKS,
-                                  draft=verification.DraftConfig(),
-                                  verifier=test_verification.other),
+    'verify, another model': dict(
+        canvas=canvas_lib.CanvasConfig(4, 'block_causal'),
+        draft=verification.DraftConfig(window='grid'),
+        verifier=test_verification.other),
 }
 
 

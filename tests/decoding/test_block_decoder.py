@@ -336,7 +336,10 @@ def test_narrowing_bounds_the_draw_and_not_the_record():
   assert first <= set(nucleus(logprobs[0], top_k, top_p))
 
 
-def test_narrowing_options_name_the_field():
-  for options in (dict(top_k=-1), dict(top_p=0.), dict(top_p=1.5)):
-    with pytest.raises(ValueError, match='|'.join(options)):
-      block_decoder.DecodeConfig(4, **options)
+@pytest.mark.parametrize('options', [
+    dict(top_k=-1), dict(top_p=0.), dict(top_p=1.5), dict(temperature=np.inf),
+    dict(temperature=np.nan), dict(num_rollouts=0), dict(max_response=-4),
+    dict(answer_ids=(3,))])
+def test_options_out_of_range_name_the_field(options):
+  with pytest.raises(ValueError, match='|'.join(options)):
+    block_decoder.DecodeConfig(**{'max_response': 4} | options)

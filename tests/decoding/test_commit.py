@@ -95,7 +95,10 @@ def test_adaptive_thresholds_follow_agreement():
     (lambda: commit.Adaptive(0.), 'low=0.0'),
     (lambda: commit.Adaptive(.5, 2.), 'high=2.0'),
     (lambda: commit.Adaptive(.9, .5), 'low=0.9 must be at most high=0.5'),
-    (lambda: commit.Adaptive(.5, sharpness=.5), 'sharpness=0.5')])
+    (lambda: commit.Adaptive(.5, sharpness=.5), 'sharpness=0.5'),
+    (lambda: commit.Threshold(np.float32(2)), 'tau=2.0'),
+    (lambda: commit.FixedSteps(np.inf), 'steps=inf'),
+    (lambda: commit.FixedSteps(np.int64(0)), 'steps=0')])
 def test_rules_check_their_numbers(make, message):
   with pytest.raises(ValueError, match=message):
     make()

@@ -126,3 +126,12 @@ def test_rows_follow_what_a_response_needs():
   assert got.owner.tolist() == [[0, 1, 1, 2, 3, 0]]
   assert got.first.tolist() == [[0, 1, 3, 4]]
   assert (got.weight > 0).sum(-1).tolist() == [[1, 4, 3, 1, 1, 0]]
+
+
+def test_a_seed_of_a_fused_commit_is_scored_once():
+  """It has the call of its block's first step, and stands on the clean stream.
+  """
+  calls = np.array([[[0, 1, 1, 1, 2, 2, 3, 2]]])
+  got = replay_lib.replay(calls, canvas_lib.CanvasConfig(4), 4)
+  np.testing.assert_array_equal(got.decided[0, 0, :3].astype(int), [
+      [0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 1, 0]])

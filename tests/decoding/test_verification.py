@@ -267,7 +267,8 @@ def test_speculative_sampling_draws_from_p_and_not_from_q():
     (CANVAS, dict(temperature=1.), dict(steps=2), 'draft.steps=2'),
     (CANVAS, dict(temperature=1.), dict(lengths=(2, 4)), 'draft.lengths'),
     (CANVAS, dict(top_k=3), {}, 'top_k=3'),
-    (CANVAS, dict(answer_ids=(3,)), {}, 'autoregressive'),
+    (CANVAS, dict(answer_ids=(3,), answer_marker=5), {},
+     'autoregressive'),
     (CANVAS, dict(fused=True), {}, 'fuse'),
 ])
 def test_what_would_not_be_lossless_is_refused(canvas, options, draft, message):
@@ -277,7 +278,7 @@ def test_what_would_not_be_lossless_is_refused(canvas, options, draft, message):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(steps=0), dict(window='left'), dict(lengths=(1, 4)),
+    dict(steps=0), dict(steps=1.5), dict(threshold=5), dict(window='left'), dict(lengths=(1, 4)),
     dict(lengths=(4, 4)), dict(lengths=(4,), window='grid')])
 def test_draft_config_names_the_field(fields):
   with pytest.raises(ValueError, match=f'draft.{next(iter(fields))}='):

@@ -154,6 +154,21 @@ def test_every_mode_decodes_and_neighbours_change_nothing(reranker, mode):
   assert reranker.rerank([], mode) == []
 
 
+def test_modes_that_weights_do_not_have_are_refused(reranker, workdir,
+                                                    monkeypatch):
+  monkeypatch.setattr(experiment_lib.Experiment, 'restore',
+                      lambda self, stage: self.initial_params())
+  autoregressive = dgr2_jax.Reranker.load(workdir, 'ar_sft')
+  for mode in ('threshold', 'verify'):
+    with pytest.raises(ValueError, match='weights of ar_sft are autoregr'):
+      autoregressive.rerank([], mode)
+  assert autoregressive.rerank([], 'ar') == []
+  monkeypatch.setattr(reranker, '_canvas', dataclasses.replace(
+      reranker._canvas, clean_stream='block_causal'))
+  with pytest.raises(ValueError, match="mode 'ar' needs"):
+    reranker.rerank([], 'ar')
+
+
 @pytest.mark.parametrize('changes, message', [
     (dict(history=[]), 'history: expected at least one'),
     (dict(history=['nothing']), "history: unknown item 'nothing'"),
