@@ -44,18 +44,16 @@ class DecodeConfig:
     max_response: L, response tokens at most; a multiple of B.
     num_rollouts: G, responses a request.
     temperature: of the draw, not of the confidence; 0 is greedy.
-    top_k: draws from the likeliest tokens only, and their equals; 0 is off.
-    top_p: draws from the likeliest tokens that hold this mass, and their
-      equals; 1 is off.
+    top_k: draws from the likeliest tokens and their equals; 0 is off.
+    top_p: so, from the likeliest that hold this mass; 1 is off.
     max_denoising_steps: per block; at the cap everything left is committed.
     fused: whether the commit pass of a block is also the first denoising step
-      of the next: one forward over both. The seed is masked there, and commits
-      whatever its probability. Wants weights trained on blocks masked whole
-      (`full_block_prob`); no recipe trains them yet.
+      of the next: one forward over both. The seed commits there, whatever its
+      probability. Wants weights trained on blocks masked whole
+      (`full_block_prob`), which no recipe does.
     answer_marker: token after which the answer begins, for rules that decide
-      otherwise there; with `answer_ids`, used candidates are masked (the
-      answer-constrained AR variant).
-    answer_ids: the candidate tokens; empty for no constraint.
+      otherwise there, and for `answer_ids`.
+    answer_ids: candidates, masked once used (constrained AR); empty for none.
     cache_dtype: of cached keys and values; empty is the model's. 'bfloat16'
       halves a float32 cache, and what a forward reads of it.
   """
@@ -71,21 +69,16 @@ class DecodeConfig:
   cache_dtype: str = ''
 
   def __post_init__(self):
-    if not 0 <= self.temperature < np.inf:
-      raise ValueError(
-          f'temperature={self.temperature} must be >= 0 and finite')
-    for field in ('max_response', 'num_rollouts'):
+    for field in ('max_response', 'num_rollouts', 'max_denoising_steps'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field}={getattr(self, field)} must be >= 1')
-    if self.answer_ids and self.answer_marker < 0:
-      raise ValueError('answer_ids need answer_marker, the token after which '
-                       'the answer begins')
+    if not 0 <= self.temperature < np.inf:
+      raise ValueError(f'temperature={self.temperature} must be >= 0')
     if self.top_k < 0 or not 0 < self.top_p <= 1:
       raise ValueError(f'top_k={self.top_k} must be >= 0 and top_p='
                        f'{self.top_p} in (0, 1]')
-    if self.max_denoising_steps < 1:
-      raise ValueError(
-          f'max_denoising_steps={self.max_denoising_steps} must be >= 1')
+    if self.answer_ids and self.answer_marker < 0:
+      raise ValueError('answer_ids need an answer_marker')
 
 
 @flax.struct.dataclass
@@ -97,8 +90,7 @@ class Rollout:
     length: int32 [N, G], tokens through EOS; L without one.
     finished: bool [N, G], whether an EOS stands; otherwise it overflowed.
     call: int32 [N, G, L], the model call that committed the token (0 is the
-      prefill), NEVER where none did. Two tokens of a block with equal call
-      were committed by the same denoising step.
+      prefill), NEVER where none did; of a block, equal calls are one step.
     logprob: float32 [N, G, L] of softmax(logits / temperature), banned ids
       left out (greedy: temperature 1): what the token was drawn from, but for
       top_k and top_p, which narrow the draw and not what is recorded.

@@ -278,7 +278,8 @@ def test_what_would_not_be_lossless_is_refused(canvas, options, draft, message):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(steps=0), dict(steps=1.5), dict(threshold=5), dict(window='left'), dict(lengths=(1, 4)),
+    dict(steps=0), dict(steps=1.5), dict(threshold=5), dict(window='left'),
+    dict(lengths=(1, 4)),
     dict(lengths=(4, 4)), dict(lengths=(4,), window='grid')])
 def test_draft_config_names_the_field(fields):
   with pytest.raises(ValueError, match=f'draft.{next(iter(fields))}='):
