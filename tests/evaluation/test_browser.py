@@ -68,10 +68,9 @@ def _browse(folder, pages):
       capture_output=True, text=True, check=True, timeout=300)
   found = json.loads(html.unescape(
       re.search('<title>(.*?)</title>', told.stdout)[1]))
-  console = re.findall(
-      r'CONSOLE.*?\] "(.*)", source: \S*?(\w+\.html)', told.stderr)
-  return {(f.pop('page'), f.pop('width')): f for f in found}, [
-      (page, said) for said, page in console]
+  console = [(source.rpartition('/')[2], said) for said, source in re.findall(
+      r'CONSOLE[^]]*\] "(.*?)", source: (\S*) ', told.stderr, re.S)]
+  return {(f.pop('page'), f.pop('width')): f for f in found}, console
 
 
 @pytest.mark.skipif(BROWSER is None, reason='no Chromium is installed')
