@@ -6,8 +6,7 @@ Variants follow a colon, joined by commas (`configs/quickstart.py:full,smoke`):
 
     full     mid-training before ar_sft; RQ-VAE ids, which prompts show; the
              generative retriever, unless another is named
-    short    fewer shoppers, layers and steps, no ar_rl: it learns less, in less
-             time
+    short    fewer shoppers and steps, no ar_rl: it learns less, in less time
     smoke    tiny data and a handful of steps: it shows that everything runs,
              not that it learns
     sasrec   another retriever, of `data.retriever.kind`; also generative and
@@ -279,12 +278,10 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   if 'short' in variants:
     c.recipe = tuple(stage for stage in c.recipe if stage != 'ar_rl')
     c.data.embedded.num_users = 1000
-    c.model.num_layers = 3
     c.ar_sft.update(steps=400, eval_every=400)
-    c.cft.update(steps=400, eval_every=400, eval_requests=256)
+    c.cft.update(steps=400, eval_every=400)
     for stage in (c.opd, c.rl):
       stage.update(steps=8, eval_every=4, eval_requests=128, warmup_steps=2)
-    c.rl.rollout.canvases_per_row = 12  # one shape to compile, nearly always
     c.evaluate.update(thresholds=(1.0, 0.9, 0.4), constrained_ar=False,
                       timing_requests=8, timing_repetitions=2)
   if 'smoke' in variants:
