@@ -46,6 +46,9 @@ setuptools.setup(
         'test': [
             'httpx2>=2.0',
             'hypothesis>=6.100',
+            'ipykernel>=6.29',
+            'nbclient>=0.11',
+            'nbformat>=5.10',
             'pytest>=8.0',
             'pytest-xdist>=3.6',
             'ranx>=0.3.20',
