@@ -43,6 +43,8 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
+from dgr2_jax import interruption
+
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file of configs/; its get_config() returns the config.')
 _WORKDIR = flags.DEFINE_string(
@@ -55,6 +57,8 @@ _MULTIHOST = flags.DEFINE_string(
     'of N, from zero, with the address of the first. All share --workdir.')
 _PRINT_SWEEP = flags.DEFINE_bool(
     'print_sweep', False, "List the commands of the config's sweep() and end.")
+_INTERRUPTED = (
+    'interrupted; the same command goes on from the last checkpoint.')
 _DEBUG = flags.DEFINE_bool(
     'debug', False, 'Show the traceback of errors in config or data.')
 
@@ -185,8 +189,7 @@ def main(argv: Sequence[str]) -> None:
   except loop.Interrupted as e:
     _fail(str(e), e, code=130)
   except KeyboardInterrupt as e:
-    _fail('interrupted; the same command goes on from the last checkpoint.', e,
-          code=130)
+    _fail(_INTERRUPTED, e, code=130)
   # ValueError covers bad fields of the config and the data's DataError.
   except (UsageError, workdir.WorkdirError, loop.TrainingError, ValueError,
           OSError) as e:
@@ -200,4 +203,5 @@ def run() -> None:
 
 
 if __name__ == '__main__':
+  interruption.ends_with(_INTERRUPTED)
   run()

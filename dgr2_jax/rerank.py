@@ -31,17 +31,18 @@ import hashlib
 import json
 import os
 import pathlib
-import signal
 import sys
 from typing import Any, BinaryIO
 
 import tqdm
 
+from dgr2_jax import interruption
+
 # Longer lines are not read: no request needs so much.
 _MAX_LINE = 1 << 20
 # How a line of the output begins.
 _HEAD = b'{"id": '
-_INTERRUPTED = 'error: interrupted; the same command goes on from here.'
+_INTERRUPTED = 'interrupted; the same command goes on from here.'
 _FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
 
 
@@ -73,13 +74,14 @@ def main(argv: list[str] | None = None) -> int:
                       help='answers, one a line, appended to')
   parser.add_argument('--stage', help="whose weights; the recipe's last")
   parser.add_argument('--mode', default='threshold',
-                      help='threshold, verify or ar')
-  parser.add_argument('--threshold', type=float, default=.9,
-                      help='tau of mode threshold')
+                      help='threshold (default), verify or ar')
+  parser.add_argument('--threshold', type=float,
+                      help='tau of mode threshold (default: 0.9)')
   parser.add_argument('--answer_threshold', type=float,
                       help='tau of the answer, which a low one breaks first; '
                       'that of --threshold by default')
-  parser.add_argument('--batch_size', type=int, default=16)
+  parser.add_argument('--batch_size', type=int, default=16,
+                      help='requests decoded together (default: 16)')
   parser.add_argument('--complete', action='store_true',
                       help='complete invalid answers to permutations; their '
                       'lines say "completed": true')
@@ -87,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     return _run(args)
   except KeyboardInterrupt:
-    print(_INTERRUPTED, file=sys.stderr)
+    print(f'error: {_INTERRUPTED}', file=sys.stderr)
     return 130
 
 
@@ -113,8 +115,14 @@ def _rerank(args: argparse.Namespace) -> int:
     tau = getattr(args, name)
     if tau is not None and not 0 < tau <= 1:
       raise ValueError(f'--{name}={tau}: expected above 0 and at most 1')
+  if args.mode == 'threshold':
+    args.threshold = args.threshold or .9
+  elif args.threshold is not None:
+    raise ValueError(f'--threshold is of --mode=threshold, not {args.mode}')
   if not args.input.is_file():
     raise ValueError(f'--input={args.input}: no such file')
+  if not args.output.absolute().parent.is_dir():
+    raise ValueError(f'--output={args.output}: no such directory')
   errors = args.output.with_name(args.output.name + '.errors.jsonl')
   for path in (args.output, errors):
     if path.exists() and path.samefile(args.input):
@@ -122,11 +130,11 @@ def _rerank(args: argparse.Namespace) -> int:
                        '--output names; choose another')
   metrics_logging.hide_library_chatter()
   reranker = reranker_lib.Reranker.load(args.model, args.stage)
-  how = dict(mode=args.mode, threshold=args.threshold,
+  how = dict(mode=args.mode, threshold=args.threshold or .9,
              batch_size=args.batch_size, complete=args.complete,
              answer_threshold=args.answer_threshold)
   reranker.stream((), **how)  # a bad mode should not touch the output
-  count = {'answered': 0, 'invalid': 0, 'errors': 0}
+  count = collections.Counter()
   with contextlib.ExitStack() as stack:
     out = stack.enter_context(open(args.output, 'ab+'))
     _lock(out, args.output)  # before anything of another process is touched
@@ -153,7 +161,7 @@ def _rerank(args: argparse.Namespace) -> int:
           listed(line, line.error)
         elif (before := answered.get(_key(line.id))) is not None:
           if before == line.checksum:
-            count['answered'] += 1
+            count['before'] += 1
           else:
             listed(line, f'{args.output} has an answer to another request '
                    'with this id; choose another --output')
@@ -170,9 +178,12 @@ def _rerank(args: argparse.Namespace) -> int:
     os.fsync(out.fileno())
   if not count['errors']:
     errors.unlink()
-  print(f'{count["answered"]} answered ({count["invalid"]} of this run not '
-        f'valid), {count["errors"]} errors'
+  print(f'{count["answered"]} answered ({count["invalid"]} of them not valid), '
+        f'{count["before"]} before, {count["errors"]} errors'
         + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
+  if count['invalid'] > count['answered'] / 2:
+    print('warning: most answers are not valid and keep the incoming order',
+          file=sys.stderr)
   return 2 if count['errors'] else 0
 
 
@@ -195,17 +206,20 @@ def _keep_settings(args: argparse.Namespace, model: dict[str, str],
   path = args.output.with_name(args.output.name + '.settings.json')
   settings = {
       **model, 'mode': args.mode, 'complete': args.complete,
-      'threshold': args.threshold if args.mode == 'threshold' else None,
+      'threshold': args.threshold,
       'answer_threshold': args.answer_threshold}
   if resumed and path.exists():
     try:
       before = json.loads(path.read_text(encoding='utf-8'))
     except ValueError as e:
       raise ValueError(f'{path}: not JSON: {e}') from e
-    if before != settings:
-      raise ValueError(
-          f'{args.output} holds answers made with {before}, now {settings}; '
-          'choose another --output')
+    if not isinstance(before, dict) or before != settings:
+      before = before if isinstance(before, dict) else {}
+      differ = [f'{name} {before.get(name)!r}, now {value!r}'
+                for name, value in settings.items()
+                if before.get(name) != value]
+      raise ValueError(f'{args.output} holds answers made otherwise '
+                       f'({"; ".join(differ)}): choose another --output')
   workdir.write_text(path, json.dumps(settings, indent=1) + '\n')
 
 
@@ -281,7 +295,9 @@ def _lines(f: BinaryIO, request_class, check) -> Iterator[_Line]:
 
 def _json(raw: bytes) -> dict[str, Any]:
   try:
-    fields = json.loads(raw.strip())  # so that positions are of this line
+    fields = json.loads(raw.strip().decode('utf-8-sig'))
+  except UnicodeDecodeError as e:
+    raise _LineError(f'not UTF-8 text: {e.reason}') from e
   except (ValueError, RecursionError) as e:
     raise _LineError(f'not JSON: {e}') from e
   if not isinstance(fields, dict):
@@ -291,6 +307,8 @@ def _json(raw: bytes) -> dict[str, Any]:
 
 def _identifier(fields: dict[str, Any]) -> str | int:
   identifier = fields.get('id')
+  if identifier is None:
+    raise _LineError('id is missing')
   if not isinstance(identifier, (str, int)) or isinstance(identifier, bool):
     raise _LineError(f'id is {identifier!r}: expected a string or a whole '
                      'number')
@@ -324,15 +342,6 @@ def _to_json(line: _Line, result) -> str:
   }) + '\n'
 
 
-def _stop(*unused_args) -> None:
-  """Ends the process, which may be killed at any time.
-
-  KeyboardInterrupt would not: JAX's callbacks and imports swallow it.
-  """
-  os.write(2, f'\n{_INTERRUPTED}\n'.encode())
-  os._exit(130)
-
-
 if __name__ == '__main__':
-  signal.signal(signal.SIGINT, _stop)
+  interruption.ends_with(_INTERRUPTED)
   sys.exit(main())

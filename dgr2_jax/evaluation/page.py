@@ -35,7 +35,7 @@ small,.note{color:var(--muted);font-size:.84rem}
 nav{display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.92rem}
 a{color:var(--series-1)}
 .box{overflow-x:auto;margin:.6rem 0}
-table{border-collapse:collapse;font-size:.9rem;
+table{border-collapse:separate;border-spacing:0;font-size:.9rem;
  font-variant-numeric:tabular-nums}
 th,td{padding:.32rem .6rem;text-align:right;vertical-align:top;
  border-bottom:1px solid var(--grid);white-space:nowrap}

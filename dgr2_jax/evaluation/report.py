@@ -136,7 +136,8 @@ def headline(content: Mapping[str, Any]) -> list[str]:
             if p['mode'] != 'ar' and p['tokens_per_forward'] is not None
             and (p['valid_rate'] or 0) >= tables.VALID_ENOUGH]
   if points:
-    best = max(points, key=lambda p: p['tokens_per_forward'])
+    best = max(points, key=lambda p: (p['speedup'] or 0,
+                                      p['tokens_per_forward']))
     line = (f'Fastest decoding with at least {tables.VALID_ENOUGH:.0%} valid '
             f'responses: {best["row"]}, {tables.mode_name(best)}, with '
             f'{tables.number(best["tokens_per_forward"], 2)} tokens per '

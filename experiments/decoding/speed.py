@@ -11,7 +11,8 @@ responses are as long as asked for.
 
 Decoding is timed without the prefill, which stands apart; the ways take turns,
 compilation and a first pass are left out, the median of the passes counts.
-Writes speed_<shape>.json and .md here.
+Writes speed_<shape>.json and .md here; sizes that are there from the same
+settings, machine and versions are not measured again.
 """
 
 from __future__ import annotations
@@ -285,12 +286,18 @@ def main() -> None:
       'schedule': (f'of trained weights, tau {args.threshold:g}' if args.workdir
                    else f'{args.steps} equal steps a block'),
       'repetitions': args.repetitions, 'points': []}
-  for prompt_length, response_length in sizes:
+  name = f'speed_{args.shape}'
+  if (HERE / f'{name}.json').exists() and not args.smoke:
+    before = json.loads((HERE / f'{name}.json').read_text('utf-8'))
+    if before | {'points': []} == content:
+      content = before
+  done = {(p['prompt_length'], p['response_length'])
+          for p in content['points']}
+  for prompt_length, response_length in [s for s in sizes if s not in done]:
     content['points'] += measure(
         model, params, vocabulary, schedules, prompt_length, response_length,
         args.repetitions)
     if not args.smoke:  # after every size: the longest take longest
-      name = f'speed_{args.shape}'
       (HERE / f'{name}.json').write_text(json.dumps(content, indent=1) + '\n')
       (HERE / f'{name}.md').write_text(table(content))
   print(table(content))

@@ -123,8 +123,13 @@ def test_command_can_be_interrupted(command, reranker, monkeypatch):
   assert code == 0 and [a['id'] for a in answers] == list(range(12))
 
 
-def test_command_ends_where_an_interruption_would_be_swallowed():
-  script = '''
+@pytest.mark.parametrize('program, flags, where', [
+    ('rerank', ['--model=x', '--input=x', '--output=x'], 'here'),
+    ('main', [f'--config={ROOT}/configs/quickstart.py', '--workdir=x'],
+     'the last checkpoint')])
+def test_command_ends_where_an_interruption_would_be_swallowed(
+    program, flags, where):
+  script = f'''
 import runpy, signal, sys
 
 class Callback:
@@ -138,13 +143,13 @@ class Finder:
       print('swallowed')
 
 sys.meta_path.insert(0, Finder())
-sys.argv[1:] = ['--model=x', '--input=x', '--output=x']
-runpy.run_module('dgr2_jax.rerank', run_name='__main__')
+sys.argv[1:] = {flags}
+runpy.run_module('dgr2_jax.{program}', run_name='__main__')
 '''
   done = subprocess.run([sys.executable, '-c', script], capture_output=True,
                         text=True, check=False, cwd=ROOT)
   assert (done.returncode, done.stdout) == (130, '')
-  assert done.stderr.endswith('the same command goes on from here.\n')
+  assert done.stderr.endswith(f'the same command goes on from {where}.\n')
 
 
 def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
@@ -178,7 +183,8 @@ def test_command_does_not_mix_settings_or_write_into_its_input(
   _, want, _ = command(lines)
   code, got, _ = command(lines, '--mode=ar')
   assert code == 1 and got == want
-  assert "'mode': 'ar'" in capsys.readouterr().err
+  assert "(mode 'threshold', now 'ar'; threshold 0.9, now None)" in (
+      capsys.readouterr().err)
   with pytest.MonkeyPatch.context() as patch:  # trained anew in its place
     patch.setitem(reranker.identity, 'weights', 'others')
     assert command(lines)[:2] == (1, want)
