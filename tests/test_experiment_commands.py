@@ -17,9 +17,18 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from dgr2_jax import main
 from dgr2_jax.training import stages
 from dgr2_jax.training import validation
+
+# Other commands' flags of the same names may be defined in this process.
+_OTHERS = {name: flags.FLAGS[name] for name in ('config', 'workdir', 'stage')
+           if name in flags.FLAGS}
+for _name in _OTHERS:
+  delattr(flags.FLAGS, _name)
+from dgr2_jax import main  # pylint: disable=wrong-import-position
+for _name, _flag in _OTHERS.items():
+  delattr(flags.FLAGS, _name)
+  flags.FLAGS[_name] = _flag
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob('experiments/**/README.md'))
@@ -81,8 +90,8 @@ def configured(words):
 
 
 def check_main(words):
-  own = flags.FLAGS.flags_by_module_dict()[main.__name__]
-  own = {flag.name for flag in own} - {'config'}
+  source = pathlib.Path(main.__file__).read_text(encoding='utf-8')
+  own = set(re.findall(r"flags\.DEFINE_\w+\(\s*'(\w+)'", source)) - {'config'}
   ours = [word for word in words if word.startswith('--config')]
   for word in set(words) - set(ours):
     assert word.lstrip('-').partition('=')[0] in own, word

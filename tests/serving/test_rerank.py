@@ -188,7 +188,7 @@ def test_command_does_not_mix_settings_or_write_into_its_input(
   with pytest.MonkeyPatch.context() as patch:  # trained anew in its place
     patch.setitem(reranker.identity, 'weights', 'others')
     assert command(lines)[:2] == (1, want)
-  assert "'weights': 'others'" in capsys.readouterr().err
+  assert "weights '', now 'others'" in capsys.readouterr().err
   assert command(lines, '--batch_size=2') == (0, want, [])
   path = tmp_path / 'in.jsonl'
   before = path.read_bytes() + b'\n'
