@@ -2,9 +2,9 @@
 # # The recipe on the embedded catalogue
 #
 # From purchases to a re-ranker that writes many tokens a forward: every stage
-# of `configs/quickstart.py`, shortened (`:short`) to less than ten minutes on two
-# CPU cores, and the report that ends it. The embedded catalogue is made up, needs
-# no download, and its best possible ranking is known.
+# of `configs/quickstart.py`, shortened (`:short`) to some three minutes on two
+# idle CPU cores, and the report that ends it. The embedded catalogue is made up,
+# needs no download, and its best possible ranking is known.
 
 # %%
 import json

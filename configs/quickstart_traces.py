@@ -3,10 +3,10 @@
     python -m dgr2_jax.main --config=configs/quickstart_traces.py \
         --config.prompt.traces.path=traces.jsonl --workdir=/tmp/quick_traces
 
-docs/traces.md says how to come by traces.jsonl. Requests, semantic ids and what
-a prompt shows are the quickstart's, so its workdir can be asked for traces. The
-texts are many times longer than the quickstart's: allow hours on two cores, or
-`--config=configs/quickstart_traces.py:smoke`.
+docs/traces.md says how to come by traces.jsonl. Requests, semantic ids and how
+many purchases a prompt shows are the quickstart's, so its workdir can be asked
+for traces. The texts are many times longer than the quickstart's: allow hours
+on two cores, or `--config=configs/quickstart_traces.py:smoke`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Ctrl-C that ends a command at once, wherever it is."""
+"""Ctrl-C that ends a command where KeyboardInterrupt might be swallowed."""
 
 import os
 import signal
@@ -8,10 +8,15 @@ def ends_with(message: str) -> None:
   """Has SIGINT write a line to stderr and end the process, exit code 130.
 
   For processes that may be killed at any time. KeyboardInterrupt would not end
-  them: JAX's callbacks and imports swallow it.
+  them: JAX's callbacks and imports swallow it. As any handler it runs when
+  Python does: a compilation ends first. Where SIGINT is ignored, as in the
+  background of a script, it stays so.
   """
   def stop(*unused_args):
-    os.write(2, f'\nerror: {message}\n'.encode())
-    os._exit(130)
+    try:
+      os.write(2, f'\nerror: {message}\n'.encode())
+    finally:  # stderr may be gone
+      os._exit(130)
 
-  signal.signal(signal.SIGINT, stop)
+  if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, stop)

@@ -115,6 +115,9 @@ def _rerank(args: argparse.Namespace) -> int:
     tau = getattr(args, name)
     if tau is not None and not 0 < tau <= 1:
       raise ValueError(f'--{name}={tau}: expected above 0 and at most 1')
+  if args.mode not in reranker_lib.MODES:
+    raise ValueError(f'--mode={args.mode}: expected '
+                     f'{", ".join(reranker_lib.MODES)}')
   if args.mode == 'threshold':
     args.threshold = args.threshold or .9
   elif args.threshold is not None:
@@ -133,7 +136,7 @@ def _rerank(args: argparse.Namespace) -> int:
   how = dict(mode=args.mode, threshold=args.threshold or .9,
              batch_size=args.batch_size, complete=args.complete,
              answer_threshold=args.answer_threshold)
-  reranker.stream((), **how)  # a bad mode should not touch the output
+  reranker.stream((), **how)  # a mode it lacks should not touch the output
   count = collections.Counter()
   with contextlib.ExitStack() as stack:
     out = stack.enter_context(open(args.output, 'ab+'))
@@ -146,7 +149,7 @@ def _rerank(args: argparse.Namespace) -> int:
     bad = stack.enter_context(open(errors, 'w', encoding='utf-8'))
     bar = stack.enter_context(tqdm.tqdm(
         total=args.input.stat().st_size, unit='B', unit_scale=True,
-        disable=None))
+        **_pace(sys.stderr.isatty())))
     waiting = collections.deque()
 
     def listed(line, error):
@@ -175,16 +178,23 @@ def _rerank(args: argparse.Namespace) -> int:
       out.flush()
       count['answered'] += 1
       count['invalid'] += not result.valid
+      count['kept'] += not result.valid and not result.completed
     os.fsync(out.fileno())
   if not count['errors']:
     errors.unlink()
   print(f'{count["answered"]} answered ({count["invalid"]} of them not valid), '
         f'{count["before"]} before, {count["errors"]} errors'
         + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
-  if count['invalid'] > count['answered'] / 2:
+  if count['kept'] > count['answered'] / 2:
     print('warning: most answers are not valid and keep the incoming order',
           file=sys.stderr)
   return 2 if count['errors'] else 0
+
+
+def _pace(terminal: bool) -> dict[str, float]:
+  """How often progress is shown: less often in a log."""
+  return {} if terminal else dict(
+      delay=30, mininterval=30, maxinterval=60)
 
 
 def _lock(out: BinaryIO, path: pathlib.Path) -> None:
@@ -215,9 +225,9 @@ def _keep_settings(args: argparse.Namespace, model: dict[str, str],
       raise ValueError(f'{path}: not JSON: {e}') from e
     if not isinstance(before, dict) or before != settings:
       before = before if isinstance(before, dict) else {}
-      differ = [f'{name} {before.get(name)!r}, now {value!r}'
-                for name, value in settings.items()
-                if before.get(name) != value]
+      differ = [f'{name} {before.get(name)!r}, now {settings.get(name)!r}'
+                for name in {**settings, **before}
+                if before.get(name) != settings.get(name)]
       raise ValueError(f'{args.output} holds answers made otherwise '
                        f'({"; ".join(differ)}): choose another --output')
   workdir.write_text(path, json.dumps(settings, indent=1) + '\n')
@@ -324,10 +334,14 @@ def _check_types(fields: dict[str, Any]) -> None:
     value = fields.get(name)
     if name == 'scores' and value is None:
       continue
-    if not isinstance(value, list) or not all(
-        isinstance(x, kind) and not isinstance(x, bool) for x in value):
-      raise _LineError(f'{name}: expected a list of '
-                       + ('numbers' if name == 'scores' else 'items'))
+    expected = ('numbers' if name == 'scores' else
+                'item ids, which are strings, or of items described')
+    if not isinstance(value, list):
+      raise _LineError(f'{name}: expected a list of {expected}')
+    for x in value:
+      if not isinstance(x, kind) or isinstance(x, bool):
+        raise _LineError(f'{name}: {json.dumps(x)[:40]} in it, expected '
+                         f'{expected}')
   if not isinstance(fields.get('user_id', ''), (str, type(None))):
     raise _LineError(f'user_id is {fields["user_id"]!r}: expected a string')
 

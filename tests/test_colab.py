@@ -93,6 +93,12 @@ def test_installation_on_colab(runtime, gpu, extra, monkeypatch):
   assert what == f'{folder}{extra}' and sys.path[0] == str(folder)
 
 
+def drawn(notebook) -> list[int]:
+  """The cells that show a figure."""
+  return [i for i, c in enumerate(notebook.cells) if any(
+      'image/png' in o.get('data', ()) for o in c.get('outputs', ()))]
+
+
 # In the order of FEW: look_inside goes on from the model of recipe.
 @pytest.mark.parametrize('source', [COLAB / f'{name}.py' for name in FEW],
                          ids=lambda path: path.stem)
@@ -110,3 +116,7 @@ def test_it_runs_from_the_top(source, tmp_path, shared, monkeypatch):
   nbformat.validate(built)
   assert [c.source for c in built.cells] == [
       c.source for c in CELLS(source.stem, text)]
+  ran = [c for c in built.cells if c.cell_type == 'code']
+  assert [c.execution_count for c in ran] == list(range(1, len(ran) + 1))
+  committed = nbformat.read(COLAB / f'{source.stem}.ipynb', as_version=4)
+  assert drawn(built) == drawn(committed)

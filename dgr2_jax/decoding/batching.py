@@ -225,6 +225,8 @@ def _begin(model, params, prompt, prompt_length, example_id, key, *, verifier,
   judge = (model, params[0]) if verifier is None else (verifier, params[1])
   state, _ = begin(*judge, prompt, prompt_length, example_id, key,
                    config=config, **how)
+  if verifier is not None:  # two prefills
+    state = state.replace(calls=state.calls + 1)
   return _Batch(state, example_id, own)
 
 

@@ -164,6 +164,7 @@ def decode(model: transformer.Transformer, params: Any, prompt: jax.Array,
   if verifier is not None:
     own, _ = block_decoder.prefill(
         model, params, prompt, prompt_length, config)
+    state = state.replace(calls=state.calls + 1)
   state, _ = jax.lax.while_loop(
       lambda carry: ~carry[0].done.all(),
       lambda carry: step((model, params), judge, *carry, row_keys, vocabulary,

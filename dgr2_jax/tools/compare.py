@@ -1,12 +1,12 @@
 """Puts the reports of two or more runs side by side.
 
-    python -m dgr2_jax.tools.compare A B [C ...] [--output=DIR]
+    python -m dgr2_jax.tools.compare A B [C ...] [--output=PAGE]
 
-A run is a working directory or a report.json. The tables are printed, and
-DIR/compare.html shows them with the frontiers in one figure. Differences are
-to the first run. Where both runs hold the responses to the same requests
-(`responses/` beside the report) they come with paired 95 % intervals. With a
-config.json beside the reports the fields that differ are listed.
+A run is a working directory or a report.json. The tables are printed, and PAGE,
+compare.html by default, shows them with the frontiers in one figure.
+Differences are to the first run. Where both runs hold the responses to the same
+requests (`responses/` beside the report) they come with paired 95 % intervals.
+With a config.json beside the reports the fields that differ are listed.
 """
 
 from __future__ import annotations
@@ -285,19 +285,25 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('runs', nargs='+', type=pathlib.Path, metavar='RUN',
                       help='a working directory or a report.json')
   parser.add_argument('--output', type=pathlib.Path, default=pathlib.Path('.'),
-                      help='the directory of compare.html (default: here)')
+                      help='the page (.html), or a directory for its '
+                      'compare.html (default: here)')
   args = parser.parse_args(argv)
   if not 2 <= len(args.runs) <= len(string.ascii_uppercase):
     parser.error(f'{len(args.runs)} runs: expected from 2 to '
                  f'{len(string.ascii_uppercase)}')
   try:
     runs = list(map(load, string.ascii_uppercase, args.runs))
-    args.output.mkdir(parents=True, exist_ok=True)
-    workdir_lib.write_text(args.output / 'compare.html', as_html(runs))
+    path = args.output
+    if path.suffix != '.html' or path.is_dir():
+      path = path / 'compare.html'
+    if path.with_name('report.json').exists() and path.name == 'report.html':
+      raise ValueError(f'--output={path}: a run has its report there')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    workdir_lib.write_text(path, as_html(runs))
     print(as_text(runs))
   except (workdir_lib.WorkdirError, ValueError, OSError) as e:
     sys.exit(f'error: {e}')
-  print(f'Page: {args.output / "compare.html"}')
+  print(f'Page: {path}')
 
 
 if __name__ == '__main__':

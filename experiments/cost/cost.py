@@ -303,10 +303,6 @@ def _row_loss(model, shape, config, vocabulary):
 def xla_flops(layout: Layout, params: Any) -> int:
   """XLA's count for the lowered, not yet optimised update.
 
-  Args:
-    layout: what is lowered.
-    params: arrays, or their shapes.
-
   Raises:
     ValueError: the program has a loop, whose body would be counted once.
   """

@@ -243,6 +243,7 @@ def main() -> None:
   if min(args.repetitions, args.requests, *args.batch_sizes) < 1:
     parser.error('expected --repetitions, --requests and --batch_sizes of at '
                  'least 1')
+  jax.config.update('jax_default_matmul_precision', 'highest')  # no TF32
   for package in ('torch', 'transformers', 'safetensors'):
     if importlib.util.find_spec(package) is None:
       parser.error(f"needs {package}: pip install -e '.[parity,hf]'")

@@ -9,7 +9,8 @@ steps, and its last weights decode all test requests autoregressively, by
 threshold, fused (the commit pass is the next block's first denoising step) and
 verified, with windows at the pivot and on the training grid. "As AR" is the
 share of tokens that the same weights, where their clean stream is an AR model,
-would have written autoregressively behind those before them. Writes
+would have written autoregressively behind those before them, "as unfused" the
+share of fused responses that are the unfused ones, token for token. Writes
 training.json and training.md here. A variant that DIR already holds is not
 trained again.
 """
@@ -102,13 +103,20 @@ def as_autoregressive(experiment: experiment_lib.Experiment, params: Any,
   return float(agree / rollout.length.sum())
 
 
+def equal(a: block_decoder.Rollout, b: block_decoder.Rollout) -> float:
+  """The share of responses that are the same, through EOS."""
+  behind = np.arange(a.tokens.shape[1]) >= a.length[:, None]
+  same = ((a.tokens == b.tokens) | behind).all(1) & (a.length == b.length)
+  return float(same.mean())
+
+
 def measure(experiment: experiment_lib.Experiment,
             params: Any) -> dict[str, dict[str, float]]:
   """mode -> figures over all test requests."""
   targets = experiment.data.target_positions('test')
   batches = experiment.eval_batches(
       'test', experiment.config.evaluate.batch_size)
-  points = {}
+  points, rollouts = {}, {}
   for name, mode in modes_of(experiment.canvas).items():
     config = dataclasses.replace(
         experiment.decode_config(), fused=mode.pop('fused'))
@@ -118,7 +126,10 @@ def measure(experiment: experiment_lib.Experiment,
     outcome = responses.outcome(
         '', rollout, experiment.parser, targets,
         experiment.config.data.num_candidates, rewards.RewardConfig())
-    points[name] = rows.figures(outcome, targets)
+    points[name], rollouts[name] = rows.figures(outcome, targets), rollout
+    if config.fused:
+      points[name]['as_unfused'] = equal(
+          rollout, rollouts[name.replace('fused', 'tau')])
     if experiment.canvas.verifiable:
       points[name]['as_ar'] = as_autoregressive(
           experiment, params, batches, rollout)
@@ -134,12 +145,13 @@ def table(content: dict[str, Any]) -> str:
       f'Written by training.py; {n:,} test requests. Machine: '
       f'{content["machine"]}; jax {content["jax"]}.', '',
       '| training | decoding | Recall@1 | NDCG@3 | valid | as AR | '
-      'tokens per forward |',
-      '|---|---|---|---|---|---|---|']
+      'as unfused | tokens per forward |',
+      '|---|---|---|---|---|---|---|---|']
   lines += [
       f'| {variant} | {mode} | {p["recall@1"]:.3f} | {p["ndcg@3"]:.3f} | '
       f'{p["valid_rate"]:.3f} | '
-      + (f'{p["as_ar"]:.3f}' if 'as_ar' in p else '-')
+      + ' | '.join(f'{p[name]:.3f}' if name in p else '-'
+                   for name in ('as_ar', 'as_unfused'))
       + f' | {p["tokens_per_forward"]:.2f} |'
       for variant, points in results.items() for mode, p in points.items()]
   return '\n'.join(lines) + '\n'

@@ -1,16 +1,14 @@
 r"""OPD, RL and the AR model's RL on the quickstart, one choice at a time.
 
-    python -m dgr2_jax.main --config=configs/quickstart.py \
-        --workdir=BASE
     python experiments/on_policy/run.py --stage=rl --base=BASE --workdir=DIR
 
-BASE is a finished quickstart. Every variant of the stage, ar_rl, opd or rl,
-trains from the weights that BASE had before it, with the same prompts, and its
-last weights are decoded on all requests of validation and test at several
-thresholds, the AR model's token by token; <stage>.json and <stage>.md are
-written to --output, here by default. A variant that DIR already holds is not
-trained again. BASE may be another run, such as one of beauty_small; --variants
-picks some by their names' first words.
+BASE is a finished quickstart as it was; README.md has the command. Every
+variant of the stage, ar_rl, opd or rl, trains from the weights that BASE had
+before it, with the same prompts, and its last weights are decoded on all
+requests of validation and test at several thresholds, the AR model's token by
+token; <stage>.json and <stage>.md are written to --output, here by default. A
+variant that DIR already holds is not trained again. BASE may be another run,
+such as one of beauty_small; --variants picks some by their names' first words.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def test_another_model_verifies(window, steps, clean):
   np.testing.assert_allclose(np.asarray(got.logprob)[before],
                              np.asarray(want.logprob)[before], atol=1e-4)
   assert (np.asarray(mine.tokens) != want.tokens)[before].any()
-  # Draft, the drafter's commit, verification; some drafts are accepted.
-  verifications = (np.asarray(got.calls) - 1) / (steps + 2)
+  # Two prefills; draft, the drafter's commit, verification; some are accepted.
+  verifications = (np.asarray(got.calls) - 2) / (steps + 2)
   np.testing.assert_array_equal(verifications, np.round(verifications))
   assert (verifications < np.asarray(got.length) - 1).any()
 

@@ -231,6 +231,18 @@ def test_numbers_stand_in_every_output(workdir, content):
   assert '.2811' not in terminal
 
 
+def test_the_fastest_is_by_the_clock(content):
+  """Tokens per forward count where no speed was measured."""
+  points = [dict(p) for p in content['frontier']]
+  fast, most = (next(p for p in points if p['threshold'] == tau
+                     and p['mode'] == 'threshold') for tau in (1., .9))
+  assert fast['tokens_per_forward'] < most['tokens_per_forward']
+  for speedup, want in ((2., 'τ 1,'), (None, 'τ 0.9,')):
+    fast['speedup'], most['speedup'] = speedup, speedup and 1.5
+    text = '\n'.join(report.headline(content | {'frontier': points}))
+    assert f'valid responses: cft, {want}' in text
+
+
 def test_reasoning_stands_beside_the_rows_that_reason(workdir, content):
   by_name = {row['name']: row['reasoning'] for row in content['rows']}
   assert by_name['pre_rank'] is None and by_name['gbdt'] is None

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -52,14 +53,16 @@ def test_command_answers_the_good_and_lists_the_bad(command, reranker):
       line_of('x' * (1 << 20), good[2]), line_of(3, good[2]),
       line_of('3', good[3]), line_of('\ud800\x00"\u2028é', good[4]),
       line_of('d', Request(['no'], [])), b'{"id": 5, "history": "abc"}',
-      b'[' * 100_000]
+      b'[' * 100_000, line_of('e', Request(['no', 17], []))]
   code, answers, errors = command(lines)
   assert code == 2
   assert [a['id'] for a in answers] == ['a', 'c', 3, '3', '\ud800\x00"\u2028é']
   assert set(answers[0]) == {'id', 'ranking', 'valid', 'explanation',
                              'forwards', 'request'}
-  assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16]
+  assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16,
+                                         17]
   assert 'the same as in line 1' in errors[3]['error']
+  assert errors[-1]['error'].startswith('history: 17 in it, expected item ids')
 
 
 def test_command_takes_items_that_the_catalogue_lacks(command, reranker):
@@ -150,6 +153,13 @@ runpy.run_module('dgr2_jax.{program}', run_name='__main__')
                         text=True, check=False, cwd=ROOT)
   assert (done.returncode, done.stdout) == (130, '')
   assert done.stderr.endswith(f'the same command goes on from {where}.\n')
+  reader, writer = os.pipe()
+  os.close(reader)  # as of a `tee` that ended first
+  done = subprocess.run(
+      [sys.executable, '-c', script], stdout=subprocess.PIPE, stderr=writer,
+      check=False, cwd=ROOT)
+  os.close(writer)
+  assert (done.returncode, done.stdout) == (130, b'')
 
 
 def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
@@ -209,7 +219,7 @@ def test_command_waits_for_no_other_and_leaves_it_alone(
 
 def test_command_names_bad_flags(command, capsys):
   assert command([b''], '--mode=fast')[0] == 1
-  assert "mode is 'fast'" in capsys.readouterr().err
+  assert '--mode=fast: expected threshold, ' in capsys.readouterr().err
   assert command([b''], '--batch_size=0')[0] == 1
   for flag in ('--threshold=7', '--answer_threshold=0', '--threshold=nan'):
     assert command([b''], '--mode=ar', flag)[0] == 1

@@ -109,6 +109,13 @@ def test_the_page(tmp_path, capsys):
   assert 'width=device-width' in text
 
 
+def test_the_page_under_a_name(tmp_path, capsys):
+  run = _run(tmp_path, 'a', 0)[0]
+  compare.main([str(run), str(run), f'--output={tmp_path / "new" / "x.html"}'])
+  assert capsys.readouterr().out.endswith('x.html\n')
+  assert (tmp_path / 'new' / 'x.html').is_file()
+
+
 def test_other_requests_are_not_paired(tmp_path):
   a, b = (_run(tmp_path, name, 0, requests=name)[0] for name in 'ab')
   text = _text(a, b / 'report.json')
