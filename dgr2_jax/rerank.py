@@ -43,6 +43,7 @@ _MAX_LINE = 1 << 20
 # How a line of the output begins.
 _HEAD = b'{"id": '
 _INTERRUPTED = 'interrupted; the same command goes on from here.'
+_STDERR = interruption.Stderr()
 _FIELDS = {'id', 'history', 'candidates', 'scores', 'user_id'}
 
 
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     return _run(args)
   except KeyboardInterrupt:
-    print(f'error: {_INTERRUPTED}', file=sys.stderr)
+    print(f'error: {_INTERRUPTED}', file=_STDERR)
     return 130
 
 
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
   try:
     return _rerank(args)
   except (ValueError, OSError, workdir.WorkdirError) as e:
-    print(f'error: {e}', file=sys.stderr)
+    print(f'error: {e}', file=_STDERR)
     return 1
 
 
@@ -123,7 +124,8 @@ def _rerank(args: argparse.Namespace) -> int:
   elif args.threshold is not None:
     raise ValueError(f'--threshold is of --mode=threshold, not {args.mode}')
   if not args.input.is_file():
-    raise ValueError(f'--input={args.input}: no such file')
+    raise ValueError(f'--input={args.input}: ' + (
+        'expected a file' if args.input.exists() else 'no such file'))
   if not args.output.absolute().parent.is_dir():
     raise ValueError(f'--output={args.output}: no such directory')
   errors = args.output.with_name(args.output.name + '.errors.jsonl')
@@ -144,12 +146,12 @@ def _rerank(args: argparse.Namespace) -> int:
     answered = _answered(out, args.output)
     _keep_settings(args, reranker.identity, bool(answered))
     if answered:
-      print(f'{len(answered)} answers are there already.', file=sys.stderr)
+      print(f'{len(answered)} answers are there already.', file=_STDERR)
     f = stack.enter_context(open(args.input, 'rb'))
     bad = stack.enter_context(open(errors, 'w', encoding='utf-8'))
     bar = stack.enter_context(tqdm.tqdm(
         total=args.input.stat().st_size, unit='B', unit_scale=True,
-        **_pace(sys.stderr.isatty())))
+        file=_STDERR, **_pace(_STDERR.isatty())))
     waiting = collections.deque()
 
     def listed(line, error):
@@ -184,10 +186,10 @@ def _rerank(args: argparse.Namespace) -> int:
     errors.unlink()
   print(f'{count["answered"]} answered ({count["invalid"]} of them not valid), '
         f'{count["before"]} before, {count["errors"]} errors'
-        + (f', see {errors}' if count['errors'] else ''), file=sys.stderr)
+        + (f', see {errors}' if count['errors'] else ''), file=_STDERR)
   if count['kept'] > count['answered'] / 2:
     print('warning: most answers are not valid and keep the incoming order',
-          file=sys.stderr)
+          file=_STDERR)
   return 2 if count['errors'] else 0
 
 
@@ -221,13 +223,14 @@ def _keep_settings(args: argparse.Namespace, model: dict[str, str],
   if resumed and path.exists():
     try:
       before = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
       raise ValueError(f'{path}: not JSON: {e}') from e
-    if not isinstance(before, dict) or before != settings:
-      before = before if isinstance(before, dict) else {}
-      differ = [f'{name} {before.get(name)!r}, now {settings.get(name)!r}'
-                for name in {**settings, **before}
-                if before.get(name) != settings.get(name)]
+    if not isinstance(before, dict):
+      raise ValueError(f'{path}: no settings of this command')
+    differ = [f'{name} {before.get(name)!r}, now {settings.get(name)!r}'
+              for name in {**settings, **before}
+              if before.get(name) != settings.get(name)]
+    if differ:
       raise ValueError(f'{args.output} holds answers made otherwise '
                        f'({"; ".join(differ)}): choose another --output')
   workdir.write_text(path, json.dumps(settings, indent=1) + '\n')

@@ -4,6 +4,7 @@ import atexit
 from importlib import metadata
 import os
 import shutil
+import signal
 import tempfile
 
 # Tests compile hundreds of tiny programs and run each once: don't optimise.
@@ -26,6 +27,9 @@ if not _directory:
 os.environ |= {_CACHE: _directory,
                'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
                'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1'}
+
+# Scripts start what runs in the background with it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They take longest, and begin first: nothing then waits for one at the end.
 _LONGEST = ('test_stages.py', 'test_ablations.py', 'test_commands.py',

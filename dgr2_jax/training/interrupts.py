@@ -16,7 +16,7 @@ class Signals:
   """Turns SIGTERM and SIGINT into a question asked between two steps.
 
   A second SIGINT interrupts at once, as usual. Outside the main thread signals
-  are left alone.
+  are left alone, as are those that the process ignores.
   """
 
   _HANDLED = (signal.SIGTERM, signal.SIGINT)
@@ -26,7 +26,8 @@ class Signals:
     self._previous = {}
     if threading.current_thread() is threading.main_thread():
       for number in self._HANDLED:
-        self._previous[number] = signal.signal(number, self._handle)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+          self._previous[number] = signal.signal(number, self._handle)
     return self
 
   def __exit__(self, *unused_args) -> None:

@@ -101,6 +101,8 @@ def trained_steps(workdir: pathlib.Path, block_size: int, threshold: float,
       mesh=experiment.mesh).call
   blocks = call.reshape(-1, block_size)
   blocks = blocks[(blocks < block_decoder.NEVER).all(1)]  # whole ones
+  if not len(blocks):
+    raise ValueError(f'no response fills a block of {block_size}')
   # Ranks of the calls that committed a block's tokens, behind its seed.
   steps = np.array([np.unique(b[1:], return_inverse=True)[1] for b in blocks])
   return np.pad(steps, ((0, 0), (1, 0)))
@@ -255,15 +257,17 @@ def main() -> None:
                       help='in seconds, to see that it runs; writes no file')
   args = parser.parse_args()
   logging.set_verbosity(logging.INFO)
-  if args.repetitions < 1:
-    parser.error('expected --repetitions of at least 1')
-  if not args.workdir and not 1 <= args.steps < min(args.block_sizes):
-    parser.error('expected --steps from 1 to one less than the smallest of '
-                 '--block_sizes')
   if args.smoke:
     args.shape, args.block_sizes, args.requests = 'smoke', [8], 16
     args.response_lengths, args.prompt_lengths = [16, 32], [16, 32]
     args.repetitions = 1
+  if min(args.repetitions, args.requests, *args.prompt_lengths) < 1 or min(
+      *args.block_sizes, *args.response_lengths) < 2:
+    parser.error('expected --repetitions, --requests and --prompt_lengths of '
+                 'at least 1, --block_sizes and --response_lengths of 2')
+  if not args.workdir and not 1 <= args.steps < min(args.block_sizes):
+    parser.error('expected --steps from 1 to one less than the smallest of '
+                 '--block_sizes')
   config = transformer.ModelConfig(
       **SHAPES[args.shape], dtype=args.dtype, param_dtype=args.dtype)
   model = transformer.Transformer(config)
@@ -305,8 +309,9 @@ def main() -> None:
         model, params, vocabulary, schedules, prompt_length, response_length,
         args.repetitions)
     if not args.smoke:  # after every size: the longest take longest
-      (HERE / f'{name}.json').write_text(json.dumps(content, indent=1) + '\n')
-      (HERE / f'{name}.md').write_text(table(content))
+      workdir_lib.write_text(HERE / f'{name}.json',
+                             json.dumps(content, indent=1) + '\n')
+      workdir_lib.write_text(HERE / f'{name}.md', table(content))
   print(table(content))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -160,6 +161,35 @@ runpy.run_module('dgr2_jax.{program}', run_name='__main__')
       check=False, cwd=ROOT)
   os.close(writer)
   assert (done.returncode, done.stdout) == (130, b'')
+
+
+def test_command_goes_on_where_nobody_reads_stderr(
+    command, reranker, monkeypatch):
+  class Gone(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError
+
+  lines = [line_of(i, r) for i, r in enumerate(requests_of(reranker)[:5])]
+  monkeypatch.setattr(rerank, '_pace', lambda terminal: {})
+  monkeypatch.setattr(sys, 'stderr', Gone())
+  code, answers, _ = command(lines)
+  assert code == 0 and len(answers) == 5
+
+
+@pytest.mark.parametrize('content, message', [
+    ('[', 'not JSON'), ('[' * 100_000, 'not JSON'), ('[]', 'no settings of')])
+def test_command_names_settings_that_are_none(
+    command, reranker, tmp_path, capsys, content, message):
+  lines = [line_of(0, requests_of(reranker)[0])]
+  assert command(lines)[0] == 0
+  path = tmp_path / 'out.jsonl.settings.json'
+  before = json.loads(path.read_text())
+  path.write_text(content)
+  assert command(lines)[0] == 1
+  assert message in capsys.readouterr().err
+  # As another version has them: what is not there is null.
+  path.write_text(json.dumps({**before, 'new': None} | {'mode': 'threshold'}))
+  assert command(lines)[0] == 0
 
 
 def test_command_keeps_off_other_files(command, reranker, tmp_path, capsys):
