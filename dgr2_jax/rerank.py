@@ -4,8 +4,9 @@
         --output=rankings.jsonl
 
 A request is a line {"id": ..., "history": [item_id...], "candidates":
-[item_id...]}, with "scores" or "user_id" if wanted (see `Request`); items that
-the catalogue lacks are objects as in items.jsonl. An answer is a line {"id":,
+[item_id...]}, with "scores" if the retriever has some; "user_id" is for
+evaluation on users of the training data (see `Request`). Items that the
+catalogue lacks are objects as in items.jsonl. An answer is a line {"id":,
 "ranking":, "valid":, "explanation":, "forwards":, "request":}, with
 "new_items", their ids, if the catalogue lacks some. Where "valid" is false the
 ranking is the order that came in, or, with --complete, a permutation made from

@@ -4,9 +4,9 @@
 
 DIR holds items.jsonl and sequences.txt or interactions.csv, see
 `data/directory.py`, and may hold a retriever's lists in candidates.jsonl. All
-lines at fault are listed, not the first alone. What is legal and yet looks
-wrong is a warning. Exit code 0: can be used; 2: some lines are at fault; 1:
-nothing could be read.
+lines at fault are counted and the first twenty listed. What is legal and yet
+looks wrong is a warning. Exit code 0: can be used; 2: some lines are at fault;
+1: nothing could be read.
 """
 
 from __future__ import annotations
