@@ -74,7 +74,7 @@ def test_forwards_are_those_of_the_formula(name):
     assert counted == rollout.calls[0]
     if draft is not None:  # Each verification gave one token at least.
       verifications = len(set(call[1:length].tolist()))
-      # Another model reads the prompt, too, and does not commit for the drafter.
+      # Another model reads the prompt, too; its commits are not the drafter's.
       want = 1 + other + verifications * (draft.steps + 1 + other)
     elif canvas.block_size == 1:
       want = length
