@@ -2,7 +2,7 @@
 # # Your data: from files to a re-ranker, and what it thinks
 #
 # A made-up bookshop of 300 books stands for your catalogue. It is written to
-# two files, checked, and a small re-ranker is trained on it in a few minutes on
+# two files, checked, and a small re-ranker is trained on it in some minutes on
 # two CPU cores; then requests are answered and the reasoning behind the answers
 # is looked at. docs/your_data.md is the same way on the command line.
 
