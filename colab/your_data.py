@@ -82,8 +82,8 @@ assert check_data.check(DATA, None, 5, 10)[1] == 0  # lines at fault
 config = runpy.run_path(ROOT / 'configs' / 'forkme.py')['get_config']()
 config.data.update(path=str(DATA), name='bookshop')
 config.recipe = ('ar_sft', 'convert', 'cft')
-config.ar_sft.update(steps=400, eval_every=400, batch_size=16)
-config.cft.update(steps=500, eval_every=500, batch_size=16)
+config.ar_sft.update(steps=300, eval_every=300, batch_size=16)
+config.cft.update(steps=300, eval_every=300, batch_size=16)
 with workdir.open_workdir(WORKDIR, config) as directory:
   for stage in ('prepare', *config.recipe):
     stages.run(config, directory, stage)
