@@ -190,11 +190,11 @@ def main(argv: Sequence[str]) -> None:
     _fail(str(e), e, code=130)
   except KeyboardInterrupt as e:
     _fail(_INTERRUPTED, e, code=130)
+  except (UsageError, workdir.WorkdirError, loop.TrainingError) as e:
+    _fail(str(e), e)
   # ValueError covers bad fields of the config and the data's DataError.
-  except (UsageError, workdir.WorkdirError, loop.TrainingError, ValueError,
-          OSError) as e:
-    _fail(f'{e} (--debug shows where)' if isinstance(e, (ValueError, OSError))
-          else str(e), e)
+  except (ValueError, OSError) as e:
+    _fail(f'{e} (--debug shows where)', e)
 
 
 def run() -> None:

@@ -8,9 +8,9 @@ A request is a line {"id": ..., "history": [item_id...], "candidates":
 evaluation on users of the training data (see `Request`). Items that the
 catalogue lacks are objects as in items.jsonl. An answer is a line {"id":,
 "ranking":, "valid":, "explanation":, "forwards":, "request":}, with
-"new_items", their ids, if the catalogue lacks some. Where "valid" is false the
-ranking is the order that came in, or, with --complete, a permutation made from
-the reasoning.
+"new_items", their ids, if the catalogue lacks some. Where "valid" is false
+"failure" says why, as in `data/parsing.py`, and the ranking is the order that
+came in, or, with --complete, a permutation made from the reasoning.
 
 The same command again goes on where it was interrupted. "request" is a checksum
 of what was asked, so that an id asked about anew is an error, not an old
@@ -89,34 +89,47 @@ def main(argv: list[str] | None = None) -> int:
                       'lines say "completed": true')
   args = parser.parse_args(argv)
   try:
-    return _run(args)
+    _check(args)
+    return _rerank(args)
   except KeyboardInterrupt:
     print(f'error: {_INTERRUPTED}', file=_STDERR)
     return 130
-
-
-def _run(args: argparse.Namespace) -> int:
-  # JAX is slow to import: after --help.
-  from dgr2_jax.training import workdir
-
-  try:
-    return _rerank(args)
-  except (ValueError, OSError, workdir.WorkdirError) as e:
+  except (ValueError, OSError) as e:
     print(f'error: {e}', file=_STDERR)
     return 1
 
 
-def _rerank(args: argparse.Namespace) -> int:
-  from dgr2_jax.serving import prompting
-  from dgr2_jax.serving import reranker as reranker_lib
-  from dgr2_jax.training import logging as metrics_logging
-
+def _check(args: argparse.Namespace) -> None:
+  """Raises ValueError at what is wrong whatever the model."""
   if args.batch_size < 1:
     raise ValueError(f'--batch_size={args.batch_size}: expected at least 1')
   for name in ('threshold', 'answer_threshold'):
     tau = getattr(args, name)
     if tau is not None and not 0 < tau <= 1:
       raise ValueError(f'--{name}={tau}: expected above 0 and at most 1')
+  if not args.input.is_file():
+    raise ValueError(f'--input={args.input}: ' + (
+        'expected a file' if args.input.exists() else 'no such file'))
+  if not args.output.absolute().parent.is_dir():
+    raise ValueError(f'--output={args.output}: no such directory')
+  errors = _errors(args)
+  for path in (args.output, errors):
+    if path.exists() and path.samefile(args.input):
+      raise ValueError(f'--input={args.input} would be overwritten by what '
+                       '--output names; choose another')
+
+
+def _errors(args: argparse.Namespace) -> pathlib.Path:
+  """Where lines that cannot be answered are listed."""
+  return args.output.with_name(args.output.name + '.errors.jsonl')
+
+
+def _rerank(args: argparse.Namespace) -> int:
+  # JAX is slow to import: after --help and `_check`.
+  from dgr2_jax.serving import prompting
+  from dgr2_jax.serving import reranker as reranker_lib
+  from dgr2_jax.training import logging as metrics_logging
+
   if args.mode not in reranker_lib.MODES:
     raise ValueError(f'--mode={args.mode}: expected '
                      f'{", ".join(reranker_lib.MODES)}')
@@ -124,17 +137,10 @@ def _rerank(args: argparse.Namespace) -> int:
     args.threshold = args.threshold or .9
   elif args.threshold is not None:
     raise ValueError(f'--threshold is of --mode=threshold, not {args.mode}')
-  if not args.input.is_file():
-    raise ValueError(f'--input={args.input}: ' + (
-        'expected a file' if args.input.exists() else 'no such file'))
-  if not args.output.absolute().parent.is_dir():
-    raise ValueError(f'--output={args.output}: no such directory')
-  errors = args.output.with_name(args.output.name + '.errors.jsonl')
-  for path in (args.output, errors):
-    if path.exists() and path.samefile(args.input):
-      raise ValueError(f'--input={args.input} would be overwritten by what '
-                       '--output names; choose another')
+  errors = _errors(args)
   metrics_logging.hide_library_chatter()
+  print(f'Loading {args.model}; first answers wait for the compiler.',
+        file=_STDERR)
   reranker = reranker_lib.Reranker.load(args.model, args.stage)
   how = dict(mode=args.mode, threshold=args.threshold or .9,
              batch_size=args.batch_size, complete=args.complete,
@@ -355,6 +361,7 @@ def _to_json(line: _Line, result) -> str:
       'id': line.id, 'ranking': list(result.ranking), 'valid': result.valid,
       'explanation': result.explanation, 'forwards': result.forwards,
       'request': line.checksum,
+      **({} if result.valid else {'failure': result.failure}),
       **({'completed': True} if result.completed else {}),
       **({'new_items': list(result.new_items)} if result.new_items else {})
   }) + '\n'

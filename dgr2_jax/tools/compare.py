@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_text(path, as_html(runs))
     print(as_text(runs))
-  except (workdir_lib.WorkdirError, ValueError, OSError) as e:
+  except (ValueError, OSError) as e:
     sys.exit(f'error: {e}')
   print(f'Page: {path}')
 

@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
   except KeyboardInterrupt:
     _fail('interrupted. The same command goes on.', 130)
   # ValueError covers bad flags and the data's DataError.
-  except (cache.CacheError, workdir.WorkdirError, ValueError, OSError) as e:
+  except (cache.CacheError, ValueError, OSError) as e:
     _fail(str(e))
 
 

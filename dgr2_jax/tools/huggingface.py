@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   try:
     export(args.workdir.absolute(), args.stage, args.output,
            args.max_positions)
-  except (workdir_lib.WorkdirError, ValueError, OSError) as e:
+  except (ValueError, OSError) as e:
     sys.exit(f'error: {e}')
   print(f'Wrote {args.output}')
 

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   try:
     found = retrieve(args.workdir.absolute(), args.output, args.count,
                      args.beams)
-  except (workdir_lib.WorkdirError, ValueError, OSError) as e:
+  except (ValueError, OSError) as e:
     sys.exit(f'error: {e}')
   print(tables.as_text(found))
 

@@ -41,7 +41,7 @@ _SECTIONS = ('canvas', 'data', 'evaluate', 'mesh', 'model', 'prompt',
              'semantic_ids', 'tokenizer')
 
 
-class WorkdirError(Exception):
+class WorkdirError(ValueError):
   """The working directory cannot be used; the message says why."""
 
 

@@ -51,12 +51,23 @@ def least_bytes(size: str, devices: int) -> float:
   return 16 * (s['num_layers'] * layer + tables) / devices
 
 
+def too_small(found: Mapping[str, Any], size: str, stage: str, name: str,
+              devices: int) -> bool:
+  """Known without compiling: not even chips of more memory were enough."""
+  memory = chips.named(name).memory
+  return least_bytes(size, devices) > memory or any(
+      key.startswith(f'{size}/{stage}/') and not cell['fits']
+      and chips.named(cell['chip']).memory >= memory
+      and math.prod(cell['mesh'].values()) == devices
+      for key, cell in found.items() if 'mesh' in cell)
+
+
 def search(found: dict[str, Any], size: str, stage: str, name: str) -> None:
   """Plans slices of a chip until one fits; saves after each."""
   for shape in SLICES[name]:
     key, devices = f'{size}/{stage}/{name}:{shape}', math.prod(
         map(int, shape.split('x')))
-    if least_bytes(size, devices) > chips.named(name).memory:
+    if too_small(found, size, stage, name, devices):
       continue
     if key not in found:
       found[key] = _plan(size, stage, f'{name}:{shape}', devices)
@@ -98,7 +109,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
   """The first slice that fits; `<=` where a smaller one was not planned."""
-  too_small, skipped = '', ''
+  above, skipped = '', ''
   for shape, slice_ in SLICES[name].items():
     cell = found.get(f'{size}/{stage}/{name}:{shape}')
     if cell and cell['fits']:
@@ -107,11 +118,11 @@ def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
                     for x in cell['programs'].values())
       return f'{skipped}{slice_}: {total / 1e9:.1f} GB, {seconds:.1f} s'
     if cell:
-      too_small = f'above {slice_}'
-    elif least_bytes(size, math.prod(map(int, shape.split('x')))) <= (
-        chips.named(name).memory):
+      above = f'above {slice_}'
+    elif not too_small(found, size, stage, name,
+                       math.prod(map(int, shape.split('x')))):
       skipped = '<= '
-  return too_small or '-'
+  return above or '-'
 
 
 def page(text: str, found: Mapping[str, Any]) -> str:

@@ -58,8 +58,12 @@ def test_command_answers_the_good_and_lists_the_bad(command, reranker):
   code, answers, errors = command(lines)
   assert code == 2
   assert [a['id'] for a in answers] == ['a', 'c', 3, '3', '\ud800\x00"\u2028é']
-  assert set(answers[0]) == {'id', 'ranking', 'valid', 'explanation',
-                             'forwards', 'request'}
+  assert all(set(a) - {'failure'} == {
+      'id', 'ranking', 'valid', 'explanation', 'forwards', 'request'}
+             for a in answers)
+  failures = [r.failure for r in reranker.rerank(good[:5])]
+  assert [a.get('failure', 'valid') for a in answers] == failures
+  assert [a['valid'] for a in answers] == [f == 'valid' for f in failures]
   assert [e['line'] for e in errors] == [3, 4, 5, 7, 8, 9, 10, 14, 15, 16,
                                          17]
   assert 'the same as in line 1' in errors[3]['error']
@@ -128,7 +132,7 @@ def test_command_can_be_interrupted(command, reranker, monkeypatch):
 
 
 @pytest.mark.parametrize('program, flags, where', [
-    ('rerank', ['--model=x', '--input=x', '--output=x'], 'here'),
+    ('rerank', ['--model=x', '--input=README.md', '--output=x'], 'here'),
     ('main', [f'--config={ROOT}/configs/quickstart.py', '--workdir=x'],
      'the last checkpoint')])
 def test_command_ends_where_an_interruption_would_be_swallowed(
