@@ -149,6 +149,8 @@ def check(path: pathlib.Path, candidates: pathlib.Path | None,
   Raises:
     interactions.DataError: nothing can be made of the files; with the lines.
   """
+  if candidates and not candidates.exists():
+    raise interactions.DataError(f'{candidates}: no such file.')
   errors = []
   try:
     items, log = directory.read(path, errors.append)

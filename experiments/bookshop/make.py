@@ -116,7 +116,7 @@ def main() -> None:
     f.writelines(json.dumps(item) + '\n' for item in items)
   with (args.directory / 'interactions.csv').open(
       'w', encoding='utf-8', newline='') as f:
-    writer = csv.writer(f)
+    writer = csv.writer(f, lineterminator='\n')
     writer.writerow(('user_id', 'item_id', 'timestamp'))
     writer.writerows(rows)
   with (args.directory / 'requests.jsonl').open('w', encoding='utf-8') as f:

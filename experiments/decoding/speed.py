@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -240,7 +241,8 @@ def main() -> None:
       description=__doc__,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--shape', choices=SHAPES, default='smollm2_135m')
-  parser.add_argument('--dtype', default='float32')
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'),
+                      default='float32')
   parser.add_argument('--workdir', type=pathlib.Path,
                       help='whose traces are replayed')
   parser.add_argument('--threshold', type=float, default=.9)
@@ -268,6 +270,14 @@ def main() -> None:
   if not args.workdir and not 1 <= args.steps < min(args.block_sizes):
     parser.error('expected --steps from 1 to one less than the smallest of '
                  '--block_sizes')
+  if not 0 < args.threshold <= 1:
+    parser.error('expected --threshold above 0 and at most 1')
+  try:
+    schedules = {b: trained_steps(args.workdir, b, args.threshold,
+                                  args.requests) if args.workdir
+                 else equal_steps(b, args.steps) for b in args.block_sizes}
+  except (ValueError, OSError) as e:
+    sys.exit(f'error: {e}')
   config = transformer.ModelConfig(
       **SHAPES[args.shape], dtype=args.dtype, param_dtype=args.dtype)
   model = transformer.Transformer(config)
@@ -278,11 +288,6 @@ def main() -> None:
       size=config.vocab_size, mask_id=mask, eos_id=eos, banned=(mask,))
   # A logit of zero among so many is never the largest.
   params['embedding'] = params['embedding'].at[eos].set(0)
-  if args.workdir:
-    schedules = {b: trained_steps(args.workdir, b, args.threshold,
-                                  args.requests) for b in args.block_sizes}
-  else:
-    schedules = {b: equal_steps(b, args.steps) for b in args.block_sizes}
   # Every response length behind a middling prompt, and the other way round.
   p = args.prompt_lengths[len(args.prompt_lengths) // 2 - 1]
   r = args.response_lengths[-1]

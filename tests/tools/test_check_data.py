@@ -85,7 +85,8 @@ def test_reading_goes_on_behind_any_line_at_fault(shop, capsys):
 
 @pytest.mark.parametrize('flag, message', [
     ('--num_candidates=0', '--num_candidates is 0: expected at least 2.'),
-    ('--min_count=-3', '--min_count is -3: expected at least 1.')])
+    ('--min_count=-3', '--min_count is -3: expected at least 1.'),
+    ('--candidates=nope', 'nope: no such file.')])
 def test_flags_out_of_range(shop, capsys, flag, message):
   assert check_data.main([str(shop), flag]) == 1
   assert capsys.readouterr().err == f'error: {message}\n'
