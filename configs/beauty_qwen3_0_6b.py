@@ -11,6 +11,8 @@ import runpy
 
 import ml_collections
 
+from dgr2_jax.training import sweeps
+
 _BASE = pathlib.Path(__file__).with_name('beauty_qwen3_8b.py')
 
 
@@ -24,3 +26,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   for stage in (c.ar_rl, c.opd, c.rl):
     stage.update(learning_rate=2 * stage.learning_rate, accumulate=8)
   return c
+
+
+def sweep(variant: str = ''):
+  """name -> fields that differ; --print_sweep lists the commands."""
+  return sweeps.ablations(get_config(variant).recipe)

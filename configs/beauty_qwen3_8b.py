@@ -22,6 +22,8 @@ import runpy
 
 import ml_collections
 
+from dgr2_jax.training import sweeps
+
 _BASE = pathlib.Path(__file__).with_name('beauty_small.py')
 
 
@@ -98,3 +100,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     # Which tau the paper rolls out at is open.
     c.rl.rollout.update(threshold=0.9, temperature=1.0, refill=1)
   return c
+
+
+def sweep(variant: str = ''):
+  """name -> fields that differ; --print_sweep lists the commands."""
+  return sweeps.ablations(get_config(variant).recipe)

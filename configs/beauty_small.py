@@ -247,6 +247,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   return c
 
 
-def sweep():
+def sweep(variant: str = ''):
   """name -> fields that differ; --print_sweep lists the commands."""
-  return sweeps.ABLATIONS
+  return sweeps.ablations(get_config(variant).recipe)

@@ -14,6 +14,8 @@ import runpy
 
 import ml_collections
 
+from dgr2_jax.training import sweeps
+
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
   """The experiment; `variant` is '' or 'smoke'."""
@@ -35,3 +37,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.canvas.block_size = 32
   c.evaluate.constrained_ar = False  # masks single-token candidates
   return c
+
+
+def sweep(variant: str = ''):
+  """name -> fields that differ; --print_sweep lists the commands."""
+  return sweeps.ablations(get_config(variant).recipe)

@@ -150,6 +150,8 @@ def _print_sweep() -> None:
   own = {name: next((arg.partition('=')[2] for arg in given
                      if re.match(f'--?{name}(=|$)', arg)), '')
          for name in ('config', 'workdir', 'print_sweep')}
+  if any(re.match('--?stage(=|$)', arg) for arg in given):
+    raise ValueError('--print_sweep lists whole runs: leave out --stage')
   others = [arg for arg in given
             if arg.lstrip('-').partition('=')[0] not in own]
   for line in sweeps.commands(own['config'], own['workdir'], others,

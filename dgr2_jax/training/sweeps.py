@@ -1,13 +1,15 @@
 """Variants of a config: words behind its colon, and sweeps as commands.
 
-A config file may have a `sweep()`: name -> the fields that differ, by their
-whole names. `python -m dgr2_jax.main --print_sweep` lists one command a run.
+A config file may have a `sweep(variant)`: name -> the fields that differ, by
+their whole names, of the words behind its colon. `python -m dgr2_jax.main
+--print_sweep` lists one command a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Mapping
+from collections.abc import Sequence
 import pathlib
 import runpy
 import shlex
@@ -15,21 +17,25 @@ from typing import Any
 
 import ml_collections
 
-_SFT = ('ar_sft', 'ar_rl', 'convert', 'cft')
-# What every stage and choice of the method is worth.
-ABLATIONS = {
-    'whole': {},
-    'cft': {'recipe': _SFT},
-    'cft_opd': {'recipe': (*_SFT, 'opd')},
-    'cft_rl': {'recipe': (*_SFT, 'rl')},
-    # A block-causal clean stream is no AR model that could be trained along.
-    'block_causal': {'canvas.clean_stream': 'block_causal',
-                     'cft.ar_weight': 0., 'rl.ar_weight': 0.},
-    'same_position': {'canvas.alignment': 'same_position'},
-    'all_canvases': {'opd.rollout.canvases': 'all'},
-    'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none'},
-    'rl_as_published': {'ar_rl.cft_weight': 0., 'rl.cft_weight': 0.},
-}
+
+def ablations(recipe: Sequence[str]) -> dict[str, dict[str, Any]]:
+  """A sweep: what every stage and choice of the method is worth."""
+  def without(*stages):
+    return {'recipe': tuple(stage for stage in recipe if stage not in stages)}
+
+  return {
+      'whole': {},
+      'cft': without('opd', 'rl'),
+      'cft_opd': without('rl'),
+      'cft_rl': without('opd'),
+      # A block-causal clean stream is no AR model that could be trained along.
+      'block_causal': {'canvas.clean_stream': 'block_causal',
+                       'cft.ar_weight': 0., 'rl.ar_weight': 0.},
+      'same_position': {'canvas.alignment': 'same_position'},
+      'all_canvases': {'opd.rollout.canvases': 'all'},
+      'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none'},
+      'rl_as_published': {'ar_rl.cft_weight': 0., 'rl.cft_weight': 0.},
+  }
 
 
 def parse_variant(variant: str, words: Collection[str],
@@ -75,17 +81,17 @@ def smoke(c: ml_collections.ConfigDict) -> None:
 
 
 def of(filename: str) -> dict[str, dict[str, Any]]:
-  """The sweep of a config file.
+  """The sweep of a config file, with the words behind its colon.
 
   Raises:
     ValueError: it has none.
   """
-  path = pathlib.Path(filename.partition(':')[0])
-  functions = runpy.run_path(str(path))
+  path, _, variant = filename.partition(':')
+  functions = runpy.run_path(path)
   if 'sweep' not in functions:
-    raise ValueError(f'{path} has no sweep(): a function that returns '
+    raise ValueError(f'{path} has no sweep(variant): a function that returns '
                      '{name: {field: value}}')
-  return functions['sweep']()
+  return functions['sweep'](variant)
 
 
 def commands(filename: str, workdir: str, flags: list[str],
