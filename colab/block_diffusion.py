@@ -6,9 +6,9 @@
 # recipe uses. It takes a few minutes on two CPU cores.
 
 # %%
-import base64
 import tempfile
 
+from IPython.display import Image
 import jax
 import jax.numpy as jnp
 from matplotlib import animation
@@ -192,12 +192,12 @@ def draw(forward):
       digit.set_text(text([token]) if colour else '')
 
 
-with tempfile.NamedTemporaryFile(suffix='.gif') as file:
+with tempfile.NamedTemporaryFile(suffix='.png') as file:
   animation.FuncAnimation(figure, draw, int(rollout.calls[:8].max())).save(
       file.name, animation.PillowWriter(fps=2), dpi=60)
-  gif = base64.b64encode(file.read()).decode()
+  frames = file.read()
 plt.close(figure)
-display({'image/gif': gif}, raw=True)  # Jupyter's
+Image(frames)
 
 # %% [markdown]
 # When tokens are committed, over many requests: in a row, those of one colour

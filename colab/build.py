@@ -38,9 +38,9 @@ if importlib.util.find_spec('dgr2_jax') is None:
   gpu = pathlib.Path('/dev/nvidia0').exists()
   extra = '[tpu]' if tpu else '[cuda]' if gpu else ''
   folder = pathlib.Path('source_of_dgr2_jax').absolute()
-  repository = '{REPOSITORY}'
-  subprocess.run(['git', 'clone', '-q', '--depth=1', repository, folder],
-                 check=True)
+  if not folder.exists():
+    subprocess.run(['git', 'clone', '-q', '--depth=1', '{REPOSITORY}', folder],
+                   check=True)
   subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '-e',
                   f'{{folder}}{{extra}}'], check=True)
   sys.path.insert(0, str(folder))  # a running process does not see pip's link

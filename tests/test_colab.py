@@ -83,13 +83,17 @@ def test_installation_on_colab(runtime, gpu, extra, monkeypatch):
     monkeypatch.setenv(name, value)
   ran = []
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-  monkeypatch.setattr('pathlib.Path.exists', lambda path: gpu)
+  monkeypatch.setattr('pathlib.Path.exists', lambda path: gpu and (
+      path == pathlib.Path('/dev/nvidia0')))
   monkeypatch.setattr('subprocess.run', lambda a, check: ran.append(a))
   monkeypatch.setattr('sys.path', list(sys.path))
   exec(BUILD['INSTALL'], {})
   (git, *_, folder), (python, *_, what) = ran
   assert git == 'git' and python == sys.executable
   assert what == f'{folder}{extra}' and sys.path[0] == str(folder)
+  monkeypatch.setattr('pathlib.Path.exists', lambda path: True)
+  exec(BUILD['INSTALL'], {})  # again, where pip failed
+  assert len(ran) == 3 and ran[2][0] == sys.executable
 
 
 def drawn(notebook) -> list[int]:
