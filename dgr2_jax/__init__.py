@@ -1,12 +1,13 @@
 """Diffusion-GR2 in JAX: block-diffusion generative re-ranking.
 
-`Reranker` and `Request` answer requests with a trained model; `python -m
-dgr2_jax.main` trains one.
+`Reranker` answers a `Request` with a `Reranking`, or raises `RequestError`;
+`python -m dgr2_jax.main` trains one.
 """
 
 import importlib
 
-_WHERE = {'Request': 'prompting', 'Reranker': 'reranker'}
+_WHERE = {'Request': 'prompting', 'RequestError': 'prompting',
+          'Reranker': 'reranker', 'Reranking': 'reranker'}
 __all__ = list(_WHERE)
 
 

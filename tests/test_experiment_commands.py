@@ -34,6 +34,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob('experiments/**/README.md'))
 # A block's lines, continued ones joined.
 COMMAND = re.compile(r'^    ((?:.*\\\n)*.*)$', re.M)
+MODULE = re.compile(
+    r'^    (?:\S*/)?python -m (dgr2_jax\.\S+)((?:.*\\\n)*.*)$', re.M)
 BEFORE = re.compile(r'([A-Z_]+=\S*|taskset|-c|\d+)$')  # what may stand there
 INLINE = re.compile(r'`([^`]*)`')
 EVERYWHERE = sorted({*PAGES, *ROOT.glob('*.md'), *ROOT.glob('docs/*.md')})
@@ -90,11 +92,10 @@ def configured(words):
 
 
 def check_main(words):
-  source = pathlib.Path(main.__file__).read_text(encoding='utf-8')
-  own = set(re.findall(r"flags\.DEFINE_\w+\(\s*'(\w+)'", source)) - {'config'}
+  own = flags_of(pathlib.Path(main.__file__)) - {'--config'}
   ours = [word for word in words if word.startswith('--config')]
   for word in set(words) - set(ours):
-    assert word.lstrip('-').partition('=')[0] in own, word
+    assert word.partition('=')[0] in own, word
     if word.startswith('--stage='):
       assert word.partition('=')[2] in stages.STAGES
   config = configured(ours)
@@ -122,17 +123,34 @@ def test_there_are_commands():
   assert sum(len(commands_of(page)) for page in PAGES) > 30
 
 
+def flags_of(path):
+  """The flags that a file defines, by absl or argparse."""
+  source = path.read_text(encoding='utf-8')
+  names = {f'--{name}' for name in re.findall(
+      r"(?:flags\.DEFINE_\w+|DEFINE_config_file)\(\s*'(\w+)'", source)}
+  if 'ArgumentParser(' in source:
+    names |= set(vars(parser_of(str(path)))['_option_string_actions'])
+  return names
+
+
+@pytest.mark.parametrize('page', [p for p in EVERYWHERE if p not in PAGES],
+                         ids=name_of)
+def test_flags_of_commands_elsewhere_exist(page):
+  """Also of those that tests/test_commands.py leaves out."""
+  for module, rest in MODULE.findall(page.read_text(encoding='utf-8')):
+    own = flags_of((ROOT / module.replace('.', '/')).with_suffix('.py'))
+    for word in shlex.split(rest.replace('\\\n', ' ')):
+      if word.startswith('--') and not word.startswith('--config.'):
+        assert word.partition('=')[0] in own, (module, word)
+
+
 @functools.cache
 def known():
   """Names of flags, and of the fields of configs, wherever they are."""
   names = {'--help', '--config'}
   for folder in ('dgr2_jax', 'experiments', 'colab'):
     for path in (ROOT / folder).rglob('*.py'):
-      source = path.read_text(encoding='utf-8')
-      names |= {f'--{name}' for name in re.findall(
-          r"flags\.DEFINE_\w+\(\s*'(\w+)'", source)}
-      if 'ArgumentParser(' in source:
-        names |= set(vars(parser_of(str(path)))['_option_string_actions'])
+      names |= flags_of(path)
   for name in ('quickstart.py', 'quickstart.py:full,sasrec', 'beauty_small.py',
                'beauty_small.py:sasrec', 'forkme.py', 'beauty_qwen3_8b.py'):
     fields = main._fields(  # pylint: disable=protected-access

@@ -37,11 +37,11 @@ a{color:var(--series-1)}
 .box{overflow-x:auto;margin:.6rem 0}
 table{border-collapse:separate;border-spacing:0;font-size:.9rem;
  font-variant-numeric:tabular-nums}
-th,td{padding:.32rem .6rem;text-align:right;vertical-align:top;
- border-bottom:1px solid var(--grid);white-space:nowrap}
+th,td{padding:.3125rem .6rem;text-align:right;vertical-align:top;
+ line-height:1.25rem;border-bottom:1px solid var(--grid);white-space:nowrap}
 th{font-weight:600;vertical-align:bottom;color:var(--muted)}
 th.text,td.text{text-align:left}
-td small{display:block}
+td small{display:block;line-height:1rem}
 td:first-child,th:first-child{position:sticky;left:0;
  background:var(--surface)}
 .facts td{white-space:normal;min-width:8rem;overflow-wrap:anywhere}

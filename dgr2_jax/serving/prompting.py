@@ -140,9 +140,19 @@ class Prompter:
       raise RequestError(f'{name}{e}') from e
 
   def _indexed(self, request: Request) -> Indexed:
+    if not isinstance(request, Request):
+      raise RequestError(f'expected a Request, got {type(request).__name__}')
+    for name in ('history', 'candidates'):
+      if isinstance(getattr(request, name), (str, Mapping)):
+        raise RequestError(f'{name}: expected a list of items, not one')
     known, new = len(self._item_ids), {}
 
     def index(item, what):
+      if isinstance(item, Mapping):
+        identifier = item.get('item_id')
+        known_too = (isinstance(identifier, str)
+                     and identifier in self._item_index)
+        item = identifier if known_too else dict(item)
       if isinstance(item, str):
         if item not in self._item_index:
           raise RequestError(f'{what}: unknown item {item!r}; describe it as '

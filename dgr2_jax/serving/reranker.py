@@ -121,7 +121,7 @@ class Reranker:
     """Raises RequestError if a request cannot be answered."""
     self._prompter.checked(request)
 
-  def rerank(self, requests: Sequence[prompting.Request],
+  def rerank(self, requests: Iterable[prompting.Request],
              mode: str = 'threshold', threshold: float = .9,
              batch_size: int = 16, complete: bool = False,
              answer_threshold: float | None = None,
@@ -131,6 +131,7 @@ class Reranker:
     Requests are checked before the first is decoded. `progress` shows a bar on
     stderr.
     """
+    requests = list(requests)
     answers = self.stream(requests, mode, threshold, batch_size, complete,
                           answer_threshold)
     for index, request in enumerate(requests):
@@ -168,6 +169,8 @@ class Reranker:
       ValueError: unknown mode, or one that these weights do not have.
     """
     decoding = self._decoding(mode, threshold, answer_threshold)
+    if batch_size < 1:
+      raise ValueError(f'batch_size is {batch_size}: expected at least 1')
     if complete and not self._experiment.candidate_ids():
       raise ValueError('complete=True needs compact responses, whose '
                        'candidates are single tokens')

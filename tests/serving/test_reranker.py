@@ -171,6 +171,7 @@ def test_modes_that_weights_do_not_have_are_refused(reranker, workdir,
 
 @pytest.mark.parametrize('changes, message', [
     (dict(history=[]), 'history: expected at least one'),
+    (dict(history='E0001'), 'history: expected a list of items, not one'),
     (dict(history=['nothing']), "history: unknown item 'nothing'"),
     (dict(candidates=[]), 'candidates: 0 items, expected 10'),
     (dict(candidates=['nothing'] * 10), "candidates: unknown item 'nothing'"),
@@ -184,6 +185,14 @@ def test_bad_requests_are_named(reranker, changes, message):
   good = requests_of(reranker)[0]
   with pytest.raises(prompting.RequestError, match=f'request 1: {message}'):
     reranker.rerank([good, dataclasses.replace(good, **changes)])
+
+
+def test_what_is_no_request_is_named(reranker):
+  good = requests_of(reranker)[0]
+  with pytest.raises(prompting.RequestError, match='a Request, got dict'):
+    reranker.rerank([dataclasses.asdict(good)])
+  with pytest.raises(ValueError, match='batch_size is 0'):
+    reranker.rerank([good], batch_size=0)
 
 
 def test_candidates_differ_and_are_new(reranker):
