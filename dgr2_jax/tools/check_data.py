@@ -102,6 +102,8 @@ def summarise(items: Mapping[str, interactions.Item], log: interactions.Log,
   cold = ~np.isin(targets, np.concatenate(
       [sequence[:-2] for sequence in dataset.sequences]))
   s.add('test targets', f'{_share(cold)} in nobody\'s training purchases')
+  s.warn(np.mean(cold) > .5, 'Most test targets are in nobody\'s training '
+         'purchases: a retriever that counts cannot find them.')
   return s
 
 
