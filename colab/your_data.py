@@ -75,15 +75,17 @@ assert check_data.check(DATA, None, 5, 10)[1] == 0  # lines at fault
 # ## Trained
 #
 # `configs/forkme.py` is the config to copy. Here the on-policy stages are left
-# out and there are few steps: `ar_sft` trains an autoregressive (AR) model,
-# `convert` adds a mask token, `cft` makes it write blocks.
+# out, and two layers take few but large steps: `ar_sft` trains an
+# autoregressive (AR) model, `convert` adds a mask token, `cft` makes it write
+# blocks.
 
 # %%
 config = runpy.run_path(ROOT / 'configs' / 'forkme.py')['get_config']()
 config.data.update(path=str(DATA), name='bookshop')
 config.recipe = ('ar_sft', 'convert', 'cft')
-config.ar_sft.update(steps=300, eval_every=300, batch_size=16)
-config.cft.update(steps=300, eval_every=300, batch_size=16)
+config.model.num_layers = 2
+config.ar_sft.update(steps=400, eval_every=400, learning_rate=5e-3)
+config.cft.update(steps=500, eval_every=500, learning_rate=5e-3)
 with workdir.open_workdir(WORKDIR, config) as directory:
   for stage in ('prepare', *config.recipe):
     stages.run(config, directory, stage)

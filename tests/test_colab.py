@@ -27,8 +27,9 @@ config.data.max_train_requests = 64
 config.ar_sft.update(eval_requests=16, checkpoint_every=2, """,
                   'cft.update(': """cft.update(
     eval_requests=16, checkpoint_every=2, """,
-                  'steps=300, eval_every=300': 'steps=2, eval_every=2',
-                  'batch_size=16': 'batch_size=4'}}
+                  'steps=400, eval_every=400': 'steps=2, eval_every=2',
+                  'steps=500, eval_every=500': 'steps=2, eval_every=2',
+                  'learning_rate=5e-3': 'batch_size=4'}}
 
 
 @pytest.fixture(scope='module')
