@@ -112,16 +112,19 @@ def _check(args: argparse.Namespace) -> None:
         'expected a file' if args.input.exists() else 'no such file'))
   if not args.output.absolute().parent.is_dir():
     raise ValueError(f'--output={args.output}: no such directory')
-  errors = _errors(args)
-  for path in (args.output, errors):
+  if not args.output.name or args.output.exists() and (
+      not args.output.is_file()):
+    raise ValueError(f'--output={args.output}: expected a file')
+  for path in (args.output, _beside(args, 'errors.jsonl'),
+               _beside(args, 'settings.json')):
     if path.exists() and path.samefile(args.input):
       raise ValueError(f'--input={args.input} would be overwritten by what '
                        '--output names; choose another')
 
 
-def _errors(args: argparse.Namespace) -> pathlib.Path:
-  """Where lines that cannot be answered are listed."""
-  return args.output.with_name(args.output.name + '.errors.jsonl')
+def _beside(args: argparse.Namespace, name: str) -> pathlib.Path:
+  """A file that belongs to the output."""
+  return args.output.with_name(f'{args.output.name}.{name}')
 
 
 def _rerank(args: argparse.Namespace) -> int:
@@ -137,7 +140,7 @@ def _rerank(args: argparse.Namespace) -> int:
     args.threshold = args.threshold or .9
   elif args.threshold is not None:
     raise ValueError(f'--threshold is of --mode=threshold, not {args.mode}')
-  errors = _errors(args)
+  errors = _beside(args, 'errors.jsonl')
   metrics_logging.hide_library_chatter()
   print(f'Loading {args.model}; first answers wait for the compiler.',
         file=_STDERR)
@@ -189,8 +192,12 @@ def _rerank(args: argparse.Namespace) -> int:
       count['invalid'] += not result.valid
       count['kept'] += not result.valid and not result.completed
     os.fsync(out.fileno())
+    if not args.output.exists() or not os.path.sameopenfile(
+        out.fileno(), stack.enter_context(open(args.output, 'rb')).fileno()):
+      raise ValueError(f'--output={args.output} was removed meanwhile, and '
+                       'answers with it')
   if not count['errors']:
-    errors.unlink()
+    errors.unlink(missing_ok=True)
   print(f'{count["answered"]} answered ({count["invalid"]} of them not valid), '
         f'{count["before"]} before, {count["errors"]} errors'
         + (f', see {errors}' if count['errors'] else ''), file=_STDERR)
@@ -222,7 +229,7 @@ def _keep_settings(args: argparse.Namespace, model: dict[str, str],
   """
   from dgr2_jax.training import workdir
 
-  path = args.output.with_name(args.output.name + '.settings.json')
+  path = _beside(args, 'settings.json')
   settings = {
       **model, 'mode': args.mode, 'complete': args.complete,
       'threshold': args.threshold,

@@ -158,7 +158,7 @@ def _read_summary(directory: pathlib.Path) -> dict[str, Any]:
     interactions.DataError: a file is missing, damaged or altered.
   """
   path = directory / 'summary.json'
-  again = f'delete {directory} and run the same command again to make it anew.'
+  again = f'delete {directory}; dgr2_jax.main --stage=prepare makes it anew.'
   try:
     summary = json.loads(path.read_text(encoding='utf-8'))
     listed = {k: tuple(v) for k, v in summary.pop('files').items()}
@@ -366,6 +366,6 @@ def load(config: ml_collections.ConfigDict,
     ValueError: it is not complete.
   """
   if not directory.exists():
-    raise ValueError(f'{directory} is not prepared; run --stage=prepare '
-                     'first, or all stages without --stage')
+    raise ValueError(f'{directory} is not prepared; run dgr2_jax.main with '
+                     '--stage=prepare first, or all stages without --stage')
   return Prepared(config, directory)

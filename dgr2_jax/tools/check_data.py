@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+import os
 import pathlib
 import sys
 
@@ -151,8 +152,9 @@ def check(path: pathlib.Path, candidates: pathlib.Path | None,
   Raises:
     interactions.DataError: nothing can be made of the files; with the lines.
   """
-  if candidates and not candidates.exists():
-    raise interactions.DataError(f'{candidates}: no such file.')
+  if candidates and not candidates.is_file():
+    raise interactions.DataError(f'{candidates}: ' + (
+        'expected a file.' if candidates.exists() else 'no such file.'))
   errors = []
   try:
     items, log = directory.read(path, errors.append)
@@ -213,9 +215,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
   finally:
     logging.set_verbosity(verbosity)
-  print(text)
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:  # as in `| head`: nothing is to be flushed again
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   return 2 if faults else 0
 
 
 if __name__ == '__main__':
+  sys.stdout.reconfigure(errors='backslashreplace')  # text that came from data
   sys.exit(main())

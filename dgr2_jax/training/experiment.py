@@ -113,8 +113,8 @@ class Experiment:
       damaged = '; '.join(checkpoints.faults) if checkpoints else ''
       raise MissingStageError(
           f'{self.workdir / "checkpoints" / stage} holds no complete stage'
-          f'{damaged and f" ({damaged})"}; run --stage={stage} first, or all '
-          'stages without --stage')
+          f'{damaged and f" ({damaged})"}; run dgr2_jax.main with '
+          f'--stage={stage} first, or all stages without --stage')
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(
             x.shape, dtype or x.dtype, sharding=s),

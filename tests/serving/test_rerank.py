@@ -217,11 +217,35 @@ def test_command_keeps_its_input(command, reranker, tmp_path, capsys):
         ['--model=x', f'--input={path}', f'--output={path}']) == 1
     assert 'would be overwritten' in capsys.readouterr().err
     assert path.read_bytes() == content
+  settings = tmp_path / 'new.settings.json'
+  settings.write_bytes(line)
+  assert rerank.main(['--model=x', f'--input={settings}',
+                      f'--output={tmp_path / "new"}']) == 1
+  assert 'would be overwritten' in capsys.readouterr().err
+  assert settings.read_bytes() == line
   (tmp_path / 'out.jsonl').write_bytes(line)  # as an output
   assert rerank.main(['--model=x', f'--input={path}',
                       f'--output={tmp_path / "out.jsonl"}']) == 1
   assert (tmp_path / 'out.jsonl').read_bytes() == line
   assert 'no answer of this command' in capsys.readouterr().err
+
+
+def test_command_says_where_its_output_is_none(
+    command, reranker, tmp_path, capsys, monkeypatch):
+  lines = [line_of(i, r) for i, r in enumerate(requests_of(reranker)[:3])]
+  for output in (tmp_path, '/dev/null', '.'):
+    assert command(lines, f'--output={output}')[0] == 1
+    assert f'--output={output}: expected a file' in capsys.readouterr().err
+  stream = reranker.stream
+
+  def removing(requests, **how):
+    for answer in stream(requests, **how):
+      (tmp_path / 'out.jsonl').unlink(missing_ok=True)
+      yield answer
+
+  monkeypatch.setattr(reranker, 'stream', removing)
+  assert command(lines)[0] == 1
+  assert 'out.jsonl was removed meanwhile' in capsys.readouterr().err
 
 
 def test_command_does_not_mix_settings_or_write_into_its_input(

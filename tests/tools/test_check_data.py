@@ -1,8 +1,11 @@
 """Every planted fault is named, and what looks wrong is said."""
 
 import json
+import os
 import pathlib
 import runpy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -36,6 +39,21 @@ def test_a_good_directory(shop, capsys):
   text = capsys.readouterr().out
   assert 'Warnings' not in text and 'fault' not in text
   assert 'users                 200' in text
+
+
+def test_readers_that_end_early_or_know_ascii_only(shop):
+  edit(shop / 'interactions.csv', lambda lines: lines.append('zz,b\u00fccher,5'))
+  command = [sys.executable, '-m', 'dgr2_jax.tools.check_data', str(shop)]
+  reader, writer = os.pipe()
+  os.close(reader)
+  done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE,
+                        check=False)
+  os.close(writer)
+  assert (done.returncode, done.stderr) == (2, b'')
+  done = subprocess.run(command, capture_output=True, check=False,
+                        env=os.environ | {'PYTHONIOENCODING': 'ascii'})
+  assert (done.returncode, done.stderr) == (2, b'')
+  assert rb'b\xfccher' in done.stdout
 
 
 def test_all_lines_at_fault_are_listed(shop, capsys):
@@ -86,7 +104,8 @@ def test_reading_goes_on_behind_any_line_at_fault(shop, capsys):
 @pytest.mark.parametrize('flag, message', [
     ('--num_candidates=0', '--num_candidates is 0: expected at least 2.'),
     ('--min_count=-3', '--min_count is -3: expected at least 1.'),
-    ('--candidates=nope', 'nope: no such file.')])
+    ('--candidates=nope', 'nope: no such file.'),
+    ('--candidates=/', '/: expected a file.')])
 def test_flags_out_of_range(shop, capsys, flag, message):
   assert check_data.main([str(shop), flag]) == 1
   assert capsys.readouterr().err == f'error: {message}\n'
