@@ -87,8 +87,10 @@ config = runpy.run_path(ROOT / 'configs' / 'forkme.py')['get_config']()
 config.data.update(path=str(DATA), name='bookshop')
 config.recipe = ('ar_sft', 'convert', 'cft')
 config.model.num_layers = 2
-config.ar_sft.update(steps=400, eval_every=400, learning_rate=5e-3)
-config.cft.update(steps=500, eval_every=500, learning_rate=5e-3)
+config.ar_sft.update(steps=400, eval_every=400, batch_size=16,
+                     learning_rate=5e-3)
+config.cft.update(steps=500, eval_every=500, batch_size=16,
+                  learning_rate=5e-3)
 with workdir.open_workdir(WORKDIR, config) as directory:
   for stage in ('prepare', *config.recipe):
     stages.run(config, directory, stage)

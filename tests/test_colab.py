@@ -29,7 +29,7 @@ config.ar_sft.update(eval_requests=16, checkpoint_every=2, """,
     eval_requests=16, checkpoint_every=2, """,
                   'steps=400, eval_every=400': 'steps=2, eval_every=2',
                   'steps=500, eval_every=500': 'steps=2, eval_every=2',
-                  'learning_rate=5e-3': 'batch_size=4'}}
+                  'batch_size=16': 'batch_size=4'}}
 
 
 @pytest.fixture(scope='module')
