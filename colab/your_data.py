@@ -15,7 +15,6 @@ import pathlib
 import runpy
 import textwrap
 
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -28,8 +27,6 @@ from dgr2_jax.tools import check_data
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import stages, workdir
 
-# On a CPU: two devices, a core each, are faster than one with two cores.
-jax.config.update('jax_num_cpu_devices', 2)
 ROOT = pathlib.Path(dgr2_jax.__file__).parents[1]
 DATA = pathlib.Path('/tmp/dgr2_bookshop')  # yours
 WORKDIR = pathlib.Path('/tmp/dgr2_bookshop_run')
