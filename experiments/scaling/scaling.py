@@ -108,7 +108,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
-  """The first slice that fits; `<=` where a smaller one was not planned."""
+  """The first slice that fits; `<=` where a smaller one is not known."""
   above, skipped = '', ''
   for shape, slice_ in SLICES[name].items():
     cell = found.get(f'{size}/{stage}/{name}:{shape}')
@@ -117,7 +117,9 @@ def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
       seconds = sum(x['seconds'] * x['runs']
                     for x in cell['programs'].values())
       return f'{skipped}{slice_}: {total / 1e9:.1f} GB, {seconds:.1f} s'
-    if cell:
+    if cell and 'programs' not in cell:  # the compiler aborted
+      skipped = '<= '
+    elif cell:
       above = f'above {slice_}'
     elif not too_small(found, size, stage, name,
                        math.prod(map(int, shape.split('x')))):
