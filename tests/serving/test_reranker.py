@@ -334,7 +334,7 @@ def test_weights_that_are_not_whole_are_named(workdir):
       reranker_lib.Reranker.load(workdir)
     (path / 'complete.json').write_text('{"step": 4, "best": {"step": 4}}')
     (path / '4').mkdir()
-    with pytest.raises(ValueError, match=r'rl/4: it has no manifest.*run --st'):
+    with pytest.raises(ValueError, match=r'rl/4: it has no manifest.*--st'):
       reranker_lib.Reranker.load(workdir)
     assert (path / '4').exists() and (path / 'complete.json').exists()
   finally:
