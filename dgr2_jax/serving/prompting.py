@@ -149,10 +149,10 @@ class Prompter:
 
     def index(item, what):
       if isinstance(item, Mapping):
-        identifier = item.get('item_id')
-        known_too = (isinstance(identifier, str)
-                     and identifier in self._item_index)
-        item = identifier if known_too else dict(item)
+        name = item.get('item_id')
+        if isinstance(name, str) and name in self._item_index:
+          return self._item_index[name]  # what the catalogue says counts
+        item = dict(item)
       if isinstance(item, str):
         if item not in self._item_index:
           raise RequestError(f'{what}: unknown item {item!r}; describe it as '
@@ -162,8 +162,6 @@ class Prompter:
         item = directory.parse_item(item, what)
       except interactions.DataError as e:
         raise RequestError(str(e)) from e
-      if item.item_id in self._item_index:
-        return self._item_index[item.item_id]
       place, before = new.setdefault(item.item_id, (known + len(new), item))
       if before != item:
         raise RequestError(f'{what}: item {item.item_id!r} is described in two '

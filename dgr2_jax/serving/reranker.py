@@ -106,7 +106,8 @@ class Reranker:
       workdir.WorkdirError: it is no working directory.
       ValueError: no such stage, or not complete.
     """
-    workdir = pathlib.Path(os.path.abspath(os.path.expanduser(workdir)))
+    # One directory is one model, however its path is spelt.
+    workdir = pathlib.Path(os.path.expanduser(workdir)).resolve()
     if workdir.parent.name == 'checkpoints' and stage in (None, workdir.name):
       workdir, stage = workdir.parents[1], workdir.name
     config = workdir_lib.read_config(workdir)

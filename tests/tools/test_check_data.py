@@ -41,8 +41,19 @@ def test_a_good_directory(shop, capsys):
   assert 'users                 200' in text
 
 
+def test_targets_that_nobody_bought(tmp_path, capsys):
+  names = [f'item{i}' for i in range(40)]
+  (tmp_path / 'items.jsonl').write_text('\n'.join(json.dumps(
+      {'item_id': x, 'title': x, 'categories': ['a']}) for x in names))
+  (tmp_path / 'sequences.txt').write_text('\n'.join(
+      ' '.join([f'user{u}', *names[4 * u:4 * u + 4]]) for u in range(10)))
+  assert check_data.main([str(tmp_path), '--min_count=1']) == 0
+  assert 'Most test targets' in capsys.readouterr().out
+
+
 def test_readers_that_end_early_or_know_ascii_only(shop):
-  edit(shop / 'interactions.csv', lambda lines: lines.append('zz,b\u00fccher,5'))
+  edit(shop / 'interactions.csv',
+       lambda lines: lines.append('zz,b\u00fccher,5'))
   command = [sys.executable, '-m', 'dgr2_jax.tools.check_data', str(shop)]
   reader, writer = os.pipe()
   os.close(reader)

@@ -33,7 +33,7 @@ def test_every_run_is_a_config_that_passes(name, variant):
     left_out = set(whole.recipe) - set(config.recipe)
     assert left_out <= {'opd', 'rl'} and set(config.recipe) <= set(whole.recipe)
     seen.add(config.to_json(sort_keys=True))
-  assert len(seen) == 9  # no two runs are the same
+  assert len(seen) == len(sweeps.ablations(()))  # no two runs are the same
 
 
 def test_commands_say_the_fields_once_a_shell_has_read_them():
@@ -46,10 +46,10 @@ def test_commands_say_the_fields_once_a_shell_has_read_them():
 
 
 def test_print_sweep(tmp_path):
-  def run(config):
+  def run(config, *more):
     return subprocess.run(
         [sys.executable, '-m', 'dgr2_jax.main', f'--config={config}',
-         '--workdir', 'runs', '--print_sweep', '--config.seed=3'],
+         '--workdir', 'runs', '--print_sweep', '--config.seed=3', *more],
         cwd=ROOT, text=True, capture_output=True, check=False)
 
   result = run(ROOT / 'configs' / 'quickstart.py:smoke')
@@ -58,6 +58,9 @@ def test_print_sweep(tmp_path):
   assert len(lines) == len(names), result.stderr
   for name, line in zip(names, lines):
     assert f'--workdir=runs/{name} ' in line and '--config.seed=3' in line
+  result = run(ROOT / 'configs' / 'quickstart.py', '--stage=cft')
+  assert result.returncode == 1 and not result.stdout
+  assert 'leave out --stage' in result.stderr
   none = tmp_path / 'none.py'
   none.write_text(
       'import ml_collections\n'
