@@ -151,8 +151,13 @@ plt.show()
 fig, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout='constrained')
 for panel, key, label in ((panels[0], 'recall@1', 'Recall@1'),
                           (panels[1], 'valid_rate', 'valid responses')):
+  ar, = (p for p in content['frontier'] if p['mode'] == 'ar')
   for point in content['frontier']:
-    panel.plot(point['tokens_per_forward'], point[key], 'o')
+    line, = panel.plot(point['tokens_per_forward'], point[key], 'o')
+    if key in (point['ci'] or ()):
+      panel.vlines(point['tokens_per_forward'],
+                   *(ar[key] + np.array(point['ci'][key])),
+                   color=line.get_color())
     panel.annotate(tables.mode_name(point),
                    (point['tokens_per_forward'], point[key]),
                    xytext=(5, 5), textcoords='offset points')

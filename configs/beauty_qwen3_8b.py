@@ -80,12 +80,14 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
                steps=1500,  # paper
                learning_rate=1e-6,  # paper
                eval_every=300, checkpoint_every=100, teacher_dtype='bfloat16')
-  c.opd.rollout.update(num_rollouts=4, temperature=1.0)  # paper: G' = 4
+  c.opd.rollout.update(num_rollouts=4, temperature=1.0,  # paper: G' = 4
+                       canvases_per_row=5)  # one of every block
   c.rl.update(policy, batch_size=64, steps=600,  # paper: steps
               learning_rate=5e-7,  # paper
               eval_every=100, checkpoint_every=50,
               clip_low=0.2, clip_high=0.2, kl_weight=0.0)  # paper
-  c.rl.rollout.update(num_rollouts=8)  # paper: G
+  c.rl.rollout.update(num_rollouts=8,  # paper: G
+                      canvases_per_row=25)  # five steps a block
   for stage in (c.ar_rl, c.opd, c.rl):
     stage.rollout.max_denoising_steps = 64  # paper, at evaluation
   for stage in (c.ar_rl, c.rl):

@@ -41,6 +41,8 @@ from dgr2_jax import interruption
 
 # Longer lines are not read: no request needs so much.
 _MAX_LINE = 1 << 20
+# Of an error, which may quote what is wrong.
+_MAX_ERROR = 1000
 # How a line of the output begins.
 _HEAD = b'{"id": '
 _INTERRUPTED = 'interrupted; the same command goes on from here.'
@@ -166,7 +168,7 @@ def _rerank(args: argparse.Namespace) -> int:
 
     def listed(line, error):
       bad.write(json.dumps({'line': line.number, 'id': line.id,
-                            'error': error}) + '\n')
+                            'error': error[:_MAX_ERROR]}) + '\n')
       bad.flush()
       count['errors'] += 1
 

@@ -143,11 +143,15 @@ def loss(model: transformer.Transformer, params: Any,
   objective = -surrogate
   metrics = {
       'clip_fraction': mean(clipped * advantage < ratio * advantage),
+      'policy_loss': mean(-surrogate),
+      # 0 in a round's first update but for rounding.
       'max_log_ratio': jnp.abs(log_ratio).max(),
+      'mean_log_ratio': mean(jnp.abs(log_ratio)),
       # Of the sampled tokens: an estimate of the policy's entropy in nats.
       'entropy': mean(-logprob)}
   if config.kl_weight:
-    gap = jnp.where(counted, batch['reference_logprob'] - logprob, 0.)
+    gap = jnp.where(counted, jnp.minimum(
+        batch['reference_logprob'] - logprob, _LARGEST), 0.)
     kl = jnp.exp(gap) - gap - 1
     objective += config.kl_weight * kl
     metrics['kl'] = mean(kl)

@@ -112,11 +112,17 @@ class Reranker:
       workdir, stage = workdir.parents[1], workdir.name
     config = workdir_lib.read_config(workdir)
     recipe = tuple(config.recipe)
-    stage = stage or recipe[-1]
+    stage = recipe[-1] if stage is None else stage
     if stage not in recipe:
       raise ValueError(f'stage {stage!r} is not in the recipe of {workdir}: '
                        f'expected one of {", ".join(recipe)}')
-    return cls(experiment_lib.Experiment(config, workdir), stage)
+    try:
+      experiment = experiment_lib.Experiment(config, workdir)
+    except (AttributeError, KeyError, TypeError) as e:
+      raise workdir_lib.WorkdirError(
+          f'{workdir}/config.json: written by another version, or edited: '
+          f'{e}') from e
+    return cls(experiment, stage)
 
   def check(self, request: prompting.Request) -> None:
     """Raises RequestError if a request cannot be answered."""

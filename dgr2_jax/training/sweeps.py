@@ -31,10 +31,15 @@ def ablations(recipe: Sequence[str]) -> dict[str, dict[str, Any]]:
       # A block-causal clean stream is no AR model that could be trained along.
       'block_causal': {'canvas.clean_stream': 'block_causal',
                        'cft.ar_weight': 0., 'rl.ar_weight': 0.},
+      'no_ar_term': {'cft.ar_weight': 0., 'rl.ar_weight': 0.},
       'same_position': {'canvas.alignment': 'same_position'},
       'all_canvases': {'opd.rollout.canvases': 'all'},
       'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none'},
-      'rl_as_published': {'ar_rl.cft_weight': 0., 'rl.cft_weight': 0.},
+      # Which tau the paper rolls out at is open.
+      'rl_as_published': {
+          'ar_rl.cft_weight': 0., 'rl.cft_weight': 0., 'rl.ar_weight': 0.,
+          'rl.rollout.threshold': .9, 'rl.rollout.temperature': 1.,
+          'rl.rollout.refill': 1},
   }
 
 

@@ -8,7 +8,8 @@ before it, with the same prompts, and its last weights are decoded on all
 requests of validation and test at several thresholds, the AR model's token by
 token; <stage>.json and <stage>.md are written to --output, here by default. A
 variant that DIR already holds is not trained again. BASE may be another run,
-such as one of beauty_small; --variants picks some by their names' first words.
+such as one of beauty_small; --variants picks some by their names' first words
+or, with =, by the whole name.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ AT_HALF = {'opd.rollout.threshold': .5}
 VARIANTS = {
     'ar_rl': {
         'as configured': {},
+        'SFT mixed in': {'ar_rl.cft_weight': 1.},
         'five times the updates, three times the learning rate': longer(
             200, learning_rate=3e-4),
         'five times the updates, groups of 32': {
@@ -71,6 +73,10 @@ VARIANTS = {
             'nothing_right', 'cross_entropy'),
         'nothing right, else cross-entropy, three times the learning rate':
             distilled('nothing_right', 'cross_entropy', learning_rate=3e-4),
+        'nothing right, else cross-entropy, a third of the learning rate':
+            distilled('nothing_right', 'cross_entropy', learning_rate=3e-5),
+        "nothing right, else cross-entropy, cft's AR stream teaches":
+            distilled('nothing_right', 'cross_entropy', teacher='cft'),
         'cross-entropy only': {'opd.divergence': 'none'},
         'all, teacher corrected': distilled('corrected', 'none'),
         'nothing right, else cross-entropy, own clean stream teaches':
@@ -163,7 +169,8 @@ def main() -> None:
   args = parser.parse_args()
   base = args.base.resolve()
   chosen = {name: fields for name, fields in VARIANTS[args.stage].items()
-            if name.startswith(tuple(args.variants))}
+            if any(f'={name}' == words or name.startswith(words)
+                   for words in args.variants)}
   if not chosen:
     parser.error('--variants: none begins so; expected one of '
                  + '; '.join(VARIANTS[args.stage]))

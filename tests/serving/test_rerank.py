@@ -55,6 +55,7 @@ def test_command_answers_the_good_and_lists_the_bad(command, reranker):
       line_of('3', good[3]), line_of('\ud800\x00"\u2028é', good[4]),
       line_of('d', Request(['no'], [])), b'{"id": 5, "history": "abc"}',
       b'[' * 100_000, line_of('e', Request(['no', 17], [])),
+      line_of('g', Request(['n' * 10_000], good[0].candidates)),
       *(line_of('f', Request(good[0].history, candidates)) for candidates in (
           [], good[0].candidates[:9], good[0].candidates[:1] * 10,
           good[0].candidates * 2))]
@@ -68,9 +69,10 @@ def test_command_answers_the_good_and_lists_the_bad(command, reranker):
   assert [a.get('failure', 'valid') for a in answers] == failures
   assert [a['valid'] for a in answers] == [f == 'valid' for f in failures]
   assert [e['line'] for e in errors] == [
-      3, 4, 5, 7, 8, 9, 10, *range(14, 22)]
+      3, 4, 5, 7, 8, 9, 10, *range(14, 23)]
   assert 'the same as in line 1' in errors[3]['error']
-  assert errors[-5]['error'].startswith('history: 17 in it, expected item ids')
+  assert max(len(e['error']) for e in errors) == 1000
+  assert errors[-6]['error'].startswith('history: 17 in it, expected item ids')
 
 
 def test_command_takes_items_that_the_catalogue_lacks(command, reranker):

@@ -290,8 +290,24 @@ def test_what_is_no_working_directory_is_said(tmp_path, workdir):
     reranker_lib.Reranker.load(tmp_path)
   with pytest.raises(ValueError, match="stage 'cfd' is not in the recipe"):
     reranker_lib.Reranker.load(workdir, 'cfd')
+  with pytest.raises(ValueError, match="stage '' is not in the recipe"):
+    reranker_lib.Reranker.load(workdir, '')
   with pytest.raises(ValueError, match='--stage=rl'):
     reranker_lib.Reranker.load(workdir)
+
+
+@pytest.mark.parametrize('section, key, named', [
+    ('data', 'num_candidates', 'num_candidates'),
+    ('model', 'num_layers', 'num_layers'), ('canvas', 'width', 'width')])
+def test_configs_of_other_versions_are_named(workdir, tmp_path, section, key,
+                                             named):
+  content = json.loads((workdir / 'config.json').read_text())
+  if content[section].pop(key, None) is None:
+    content[section][key] = 1
+  (tmp_path / 'config.json').write_text(json.dumps(content))
+  (tmp_path / 'data').symlink_to(workdir / 'data')
+  with pytest.raises(workdir_lib.WorkdirError, match=f'config.json.*{named}'):
+    reranker_lib.Reranker.load(tmp_path)
 
 
 def test_unknown_mode_and_threshold(reranker):

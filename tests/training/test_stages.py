@@ -138,8 +138,9 @@ def test_killed_anywhere_ends_with_the_same_bits(finished, tmp_path):
 
   kill_near('data.partial')
   kill_near(f'checkpoints/{rng.choice(("ar_sft", "cft"))}/2')
+  kill_within('update', 'ar_rl', 1, workdir)
   kill_within('update', 'opd', 3, workdir)
-  kill_within('rollout', 'rl', 1, workdir)
+  kill_within('rollout', 'rl', 3, workdir)
   kill_near('checkpoints/rl/complete.json')
   result = runs.run(workdir)
   assert result.returncode == 0, result.stderr[-3000:]
