@@ -246,9 +246,10 @@ class Rollouts:
             else None)
     canvases = replay_lib.replay(
         groups['call'], self._canvas, self._config.canvases_per_row, draw)
-    n = len(groups['kept'])
+    kept = groups['kept']
+    means = tally.means() | {'kept_share': kept.mean()}
     return groups | canvases._asdict() | {'round': {
-        k: np.full(n, v, np.float32) for k, v in tally.means().items()}}
+        k: np.full(len(kept), v, np.float32) for k, v in means.items()}}
 
   def _place(self, batch: Batch, step: int) -> Batch:
     """The batch of a step on the mesh, with what others say to it."""

@@ -138,6 +138,7 @@ def test_metrics_are_of_all_that_was_decoded(monkeypatch):
   measured = {k: float(v.value) for k, v in rollouts.measured(batch).items()}
   # 8 groups were decoded, 3 of them differ; the batch holds 4.
   assert measured['same_reward_share'] == pytest.approx(5 / 8)
+  assert measured['kept_share'] == pytest.approx(3 / 4)
   assert measured['valid_rate'] == 1.
   # Equals rank the target first; the others first, second and third.
   assert measured['reward'] == pytest.approx(
