@@ -48,7 +48,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.tokenizer = dict(kind='huggingface', path='QWEN3', num_brands=0,
                      pad_vocab_to=256)
   c.model = dict(huggingface='QWEN3', dtype='bfloat16', param_dtype='float32',
-                 remat='full', unroll_layers=False, canvas_chunk=1)
+                 remat='full', unroll_layers=False, canvas_chunk=1,
+                 attention='xla')  # auto: splash on TPUs, cuDNN on GPUs
   c.canvas.block_size = 32  # paper
   c.mesh = dict(data=-1, fsdp=8, tensor=1)
   c.profile_steps = ()  # (5, 7): a profile of these steps, for XProf
@@ -92,6 +93,10 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     stage.rollout.max_denoising_steps = 64  # paper, at evaluation
   for stage in (c.ar_rl, c.rl):
     stage.reward.update(format_weight=0.2, invalid=-1.0)  # paper
+  for stage in (c.mid_train, c.ar_sft, c.ar_rl, c.cft, c.opd, c.rl):
+    stage.accumulate = 1  # parts of a batch, one after the other
+    stage.optimizer = dict(kind='adamw')  # adafactor
+    stage.log_every = 5  # when hosts agree on an interruption, too
   c.evaluate.update(batch_size=32, constrained_ar=False)
 
   if variant == 'published':

@@ -117,7 +117,7 @@ class Reranker:
       raise ValueError(f'stage {stage!r} is not in the recipe of {workdir}: '
                        f'expected one of {", ".join(recipe)}')
     try:
-      experiment = experiment_lib.Experiment(config, workdir)
+      experiment = experiment_lib.Experiment.here(config, workdir)
     except (AttributeError, KeyError, TypeError) as e:
       raise workdir_lib.WorkdirError(
           f'{workdir}/config.json: written by another version, or edited: '

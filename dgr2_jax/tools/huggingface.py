@@ -30,7 +30,7 @@ def export(workdir: pathlib.Path, stage: str, output: pathlib.Path,
     ValueError: the stage is not complete, or see `huggingface_weights.save`.
   """
   config = workdir_lib.read_config(workdir)
-  experiment = experiment_lib.Experiment(config, workdir)
+  experiment = experiment_lib.Experiment.here(config, workdir)
   data = experiment.data
   huggingface_weights.save(
       output, experiment.restore(stage), experiment.model.config,

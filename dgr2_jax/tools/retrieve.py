@@ -55,7 +55,7 @@ def retrieve(workdir: pathlib.Path, output: pathlib.Path, count: int,
   if _STAGE not in config.recipe:
     raise ValueError(f'{workdir}: {_STAGE} is not in its recipe '
                      f'({", ".join(config.recipe)}).')
-  experiment = experiment_lib.Experiment(config, workdir)
+  experiment = experiment_lib.Experiment.here(config, workdir)
   params = experiment.restore(_STAGE)
   data = experiment.data
   dataset = data.dataset

@@ -86,7 +86,7 @@ def generate(
   """
   config = sampling.SamplingConfig(max_attempts, how.batch_size)
   generation.check(output, how.temperature, config)
-  experiment = experiment_lib.Experiment(
+  experiment = experiment_lib.Experiment.here(
       workdir_lib.read_config(workdir), workdir)
   data = experiment.data
   if data.template.config.response_format != prompts.JSON:

@@ -38,17 +38,18 @@ class Experiment:
     config: the whole config.
     workdir: the working directory.
     data: what `prepare` left.
-    mesh: of all devices.
+    mesh: of all devices; that of the config unless another is given.
     vocabulary: special ids.
     model: the decoder, shared by teacher and student.
     canvas: the student's block size and rules.
     parser: of the response form.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, workdir: pathlib.Path):
+  def __init__(self, config: ml_collections.ConfigDict, workdir: pathlib.Path,
+               mesh: jax.sharding.Mesh | None = None):
     self.config = config
     self.workdir = workdir
-    self.mesh = sharding.make_mesh(config.mesh)
+    self.mesh = mesh or sharding.make_mesh(config.mesh)
     self.canvas = canvas_lib.CanvasConfig(**config.canvas)
     self.data = prepare.load(config, workdir / 'data')
     if self.data.response_length % self.canvas.block_size:
@@ -65,6 +66,12 @@ class Experiment:
         config.model, tokenizer.vocab_size))
     self.parser = parsing.Parser(
         tokenizer, config.prompt.response_format, config.data.num_candidates)
+
+  @classmethod
+  def here(cls, config: ml_collections.ConfigDict,
+           workdir: pathlib.Path) -> Experiment:
+    """Of a run that may have trained on other devices than are here."""
+    return cls(config, workdir, sharding.mesh_here(config.mesh))
 
   def initial_params(self) -> Any:
     """Those of `config.model.huggingface` or random ones, on the mesh."""
@@ -159,10 +166,10 @@ class Experiment:
       files: of records.
       whole: whether this host has all rows, or its share.
     """
-    host, hosts = jax.process_index(), jax.process_count()
+    share = (0, 1) if whole else sharding.host_share(self.mesh)
     return pipeline.train_batches(
         files, batch_size, self.data.prompt_length, self.data.response_length,
-        self.config.seed, *((0, 1) if whole else (host, hosts)))
+        self.config.seed, *share)
 
   def _checkpoints(self, stage: str) -> checkpoints_lib.Checkpoints | None:
     path = self.workdir / 'checkpoints' / stage

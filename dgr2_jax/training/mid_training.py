@@ -36,7 +36,7 @@ def train(experiment: experiment_lib.Experiment) -> None:
   rows = experiment.data.mid_train_rows(weights, 'train')
   batches = pipeline.mixed_batches(
       list(rows.values()), list(weights.values()), section.batch_size,
-      experiment.config.seed, jax.process_index(), jax.process_count())
+      experiment.config.seed, *sharding.host_share(mesh))
   held_out = {
       task: list(pipeline.packed_batches(
           packed[:section.eval_requests or None], section.batch_size))

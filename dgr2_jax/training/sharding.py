@@ -18,6 +18,7 @@ import math
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import numpy as np
@@ -41,7 +42,8 @@ def make_mesh(config: Mapping[str, int],
     A mesh whose axes are all Auto, as linen modules need.
 
   Raises:
-    ValueError: the sizes do not multiply to the number of devices.
+    ValueError: the sizes do not multiply to the number of devices, or neither
+      data nor fsdp splits over the slices that these belong to.
   """
   devices = jax.devices() if devices is None else devices
   if set(config) != set(AXES):
@@ -60,8 +62,41 @@ def make_mesh(config: Mapping[str, int],
         f'config.mesh ({given}) does not fit {len(devices)} devices: '
         + (f'{fixed} does not divide {len(devices)}.' if -1 in sizes else
            f'its sizes multiply to {fixed}.'))
-  return jax.make_mesh(tuple(sizes), AXES, devices=devices,
-                       axis_types=(AxisType.Auto,) * len(AXES))
+  auto = (AxisType.Auto,) * len(AXES)
+  slices = len({getattr(d, 'slice_index', 0) for d in devices})
+  if slices == 1:
+    return jax.make_mesh(tuple(sizes), AXES, devices=devices, axis_types=auto)
+  # Links between TPU slices, and between nodes of GPUs, are slow: data crosses
+  # them as far as it goes, then fsdp.
+  across = [math.gcd(slices, sizes[0]), 1, 1]
+  across[1] = slices // across[0]
+  if sizes[1] % across[1]:
+    raise ValueError(
+        f'config.mesh ({given}): data and fsdp do not split over {slices} '
+        'slices or nodes; make one of them a multiple.')
+  return Mesh(mesh_utils.create_hybrid_device_mesh(
+      [size // n for size, n in zip(sizes, across)], across, devices,
+      allow_split_physical_axes=True), AXES, axis_types=auto)
+
+
+def mesh_here(config: Mapping[str, int]) -> Mesh:
+  """`make_mesh`, or one with `fsdp` alone where that is for other devices."""
+  try:
+    return make_mesh(config)
+  except ValueError:
+    return make_mesh(dict(data=1, fsdp=-1, tensor=1))
+
+
+def host_share(mesh: Mesh) -> tuple[int, int]:
+  """Which share of a batch's rows this host loads: (index, count).
+
+  (0, 1), all of them, where devices of several hosts hold the same rows, since
+  `tensor` spans hosts.
+  """
+  parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+  apart = all(len({d.process_index for d in group}) == 1
+              for group in mesh.devices.reshape(parts, -1))
+  return (jax.process_index(), jax.process_count()) if apart else (0, 1)
 
 
 def param_shardings(mesh: Mesh, tree: Any, rules: Rules) -> Any:
@@ -114,7 +149,7 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray],
 
   Args:
     mesh: from `make_mesh`.
-    batch: arrays [N / hosts, ...], the rows that this host loaded.
+    batch: arrays [N / hosts, ...], the rows of `host_share`.
     whole: whether every host holds all N rows instead.
 
   Returns:
@@ -124,19 +159,23 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray],
     ValueError: N is not a multiple of the data x fsdp devices.
   """
   sharding = batch_sharding(mesh)
-  parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+  hosts = 1 if whole else host_share(mesh)[1]
 
   def place(path, x):
-    rows = x.shape[0] * (1 if whole else jax.process_count())
-    if rows % parts:
-      raise ValueError(
-          f'A batch of {rows} rows ({partition.path_name(path)}) does not '
-          f'split over {parts} devices (mesh data x fsdp); make batch_size a '
-          'multiple.')
+    rows = x.shape[0] * hosts
+    check_rows(mesh, rows, f'the batch of {partition.path_name(path)}')
     return jax.make_array_from_process_local_data(
         sharding, x, (rows, *x.shape[1:]))
 
   return jax.tree.map_with_path(place, dict(batch))
+
+
+def check_rows(mesh: Mesh, rows: int, name: str) -> None:
+  """Raises ValueError if a batch of `rows` does not split over the mesh."""
+  parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+  if rows % parts:
+    raise ValueError(f'{name}: {rows} rows do not split over {parts} devices '
+                     '(mesh data x fsdp); make batch_size a multiple')
 
 
 def to_hosts(tree: Any) -> Any:

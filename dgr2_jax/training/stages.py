@@ -46,6 +46,7 @@ from dgr2_jax.training import loop
 from dgr2_jax.training import losses
 from dgr2_jax.training import mid_training
 from dgr2_jax.training import rollouts
+from dgr2_jax.training import sharding
 from dgr2_jax.training import step as step_lib
 
 
@@ -272,7 +273,13 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
   Raises:
     ValueError: a field of the config, the data, or a stage that needs another.
   """
-  for name in plan(config, stage):
+  names = plan(config, stage)
+  if names != ('prepare',):  # which may run elsewhere
+    mesh = sharding.make_mesh(config.mesh)
+    for name in ('evaluate', *names):
+      if size := config.get(name, {}).get('batch_size'):
+        sharding.check_rows(mesh, size, f'config.{name}.batch_size')
+  for name in names:
     logging.info('Stage %s.', name)
     _RUN[name](config, workdir)
     logging.info('Stage %s is complete.', name)

@@ -5,7 +5,8 @@
 #       bash experiments/launch/tpu_pod.sh --config=configs/beauty_qwen3_8b.py ...
 #
 # WORKDIR, data and checkpoint lie on a file system that all hosts mount; the
-# project is in ~/dgr2_jax on every host (first: `setup`). JAX finds the hosts
+# project is in ~/dgr2_jax on every host (first: `setup`, with a Python of 3.11 or
+# newer that the hosts have, PYTHON=python3 by default). JAX finds the hosts
 # by itself. The same command again goes on from the last checkpoint.
 set -euo pipefail
 : "${TPU:?name of the slice}" "${ZONE:?its zone}"
@@ -16,7 +17,7 @@ everywhere() {
 }
 
 if [[ "${1:-}" == setup ]]; then
-  everywhere "cd dgr2_jax && python3 -m venv .venv &&
+  everywhere "cd dgr2_jax && ${PYTHON:-python3} -m venv .venv &&
       .venv/bin/python -m pip install -e '.[tpu,hf]'"
   exit
 fi

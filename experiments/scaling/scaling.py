@@ -6,7 +6,11 @@ compiles (`dgr2_jax/tools/plan.py`) the programs of `cft`, `opd` and `rl` for
 slices of growing size until one fits, adds what it finds to scaling.json beside
 this file and writes the table into docs/scaling.md. What is in scaling.json is
 not compiled again. No TPU is needed, but its compiler (`pip install
-'dgr2_jax[tpu]'`), and on two cores some minutes a program.
+'dgr2_jax[tpu]'`).
+
+The compiler is asked for little effort, which takes it a minute a program;
+`--full_effort` asks for what training would, which may take twenty, and adds to
+full_effort.json: a check.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 from collections.abc import Mapping
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -26,11 +31,13 @@ from dgr2_jax.training import chips
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOUND = pathlib.Path(__file__).with_name('scaling.json')
+FULL = FOUND.with_name('full_effort.json')
 PAGE = ROOT / 'docs' / 'scaling.md'
 BEGIN, END = '<!-- experiments/scaling/scaling.json -->\n', '<!-- end -->\n'
 
 SIZES = ('0.6b', '1.7b', '4b', '8b')
-STAGES = ('cft', 'opd', 'rl')
+# Stages, and the requests of a batch: every chip takes one at least.
+STAGES = {'cft': 128, 'opd': 128, 'rl': 64}
 # By chip: shapes that can be had, and what Cloud TPU calls them.
 SLICES = {
     'v5e': {'1x1': 'v5e-1', '2x2': 'v5e-4', '2x4': 'v5e-8', '4x4': 'v5e-16',
@@ -62,30 +69,41 @@ def too_small(found: Mapping[str, Any], size: str, stage: str, name: str,
       for key, cell in found.items() if 'mesh' in cell)
 
 
-def search(found: dict[str, Any], size: str, stage: str, name: str) -> None:
-  """Plans slices of a chip until one fits; saves after each."""
+def search(path: pathlib.Path, size: str, stage: str, name: str) -> None:
+  """Plans slices of a chip until one fits; adds to `path` after each."""
+  found = read(path)
   for shape in SLICES[name]:
     key, devices = f'{size}/{stage}/{name}:{shape}', math.prod(
         map(int, shape.split('x')))
     if too_small(found, size, stage, name, devices):
       continue
+    if devices > STAGES[stage]:
+      return
     if key not in found:
-      found[key] = _plan(size, stage, f'{name}:{shape}', devices)
-      FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + '\n',
-                       encoding='utf-8')
+      planned = _plan(size, stage, f'{name}:{shape}', devices,
+                      '0' if path == FULL else '-1')
+      found = read(path) | {key: planned}  # another may have written, too
+      path.write_text(json.dumps(found, indent=1, sort_keys=True) + '\n',
+                      encoding='utf-8')
     if found[key]['fits']:
       return
 
 
-def _plan(size: str, stage: str, topology: str,
-          devices: int) -> dict[str, Any]:
+def read(path: pathlib.Path) -> dict[str, Any]:
+  """What was found so far: what `plan.measure` returns, by cell and shape."""
+  return json.loads(path.read_text('utf-8')) if path.exists() else {}
+
+
+def _plan(size: str, stage: str, topology: str, devices: int,
+          effort: str) -> dict[str, Any]:
   """In a process of its own: the compiler may abort it."""
   with tempfile.NamedTemporaryFile(suffix='.json') as output:
     done = subprocess.run(
         [sys.executable, '-m', 'dgr2_jax.tools.plan',
          f'--config={pathlib.Path(__file__).with_name("config.py")}'
          f':{size},{devices}', f'--topology={topology}', f'--stages={stage}',
-         f'--output={output.name}'], cwd=ROOT, check=False)
+         f'--output={output.name}'], cwd=ROOT, check=False,
+        env=os.environ | {'JAX_EXEC_TIME_OPTIMIZATION_EFFORT': effort})
     if done.returncode < 0:
       return {'fits': False, 'error': 'the compiler aborted'}
     content = pathlib.Path(output.name).read_text(encoding='utf-8')
@@ -127,25 +145,40 @@ def _cell(found: Mapping[str, Any], size: str, stage: str, name: str) -> str:
   return above or '-'
 
 
-def page(text: str, found: Mapping[str, Any]) -> str:
+def ratios(found: Mapping[str, Any], full: Mapping[str, Any]) -> list[float]:
+  """Bytes at little effort by those at full, of programs that have both."""
+  return [program['total'] / other['total']
+          for key in found.keys() & full.keys()
+          for name, program in found[key].get('programs', {}).items()
+          if 'total' in program and 'total' in (
+              other := full[key].get('programs', {}).get(name, {}))]
+
+
+def page(text: str, found: Mapping[str, Any], full: Mapping[str, Any]) -> str:
   """docs/scaling.md with the table of `found` in its place."""
   before, rest = text.split(BEGIN)
-  return before + BEGIN + '\n' + table(found) + '\n' + END + rest.split(END)[1]
+  check = ratios(found, full)
+  words = (f'{len(check)} of the programs were compiled at full effort, too: '
+           f'at\nlittle they take {min(check):.2f} to {max(check):.2f} times '
+           'as many bytes.\n\n' if check else '')
+  return (before + BEGIN + '\n' + table(found) + '\n' + words + END
+          + rest.split(END)[1])
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--only', nargs='*', metavar='SIZE/STAGE/CHIP',
                       help='cells of the table; all by default')
+  parser.add_argument('--full_effort', action='store_true')
   args = parser.parse_args()
-  found = json.loads(FOUND.read_text('utf-8')) if FOUND.exists() else {}
   cells = [f'{size}/{stage}/{name}' for size in SIZES for stage in STAGES
            for name in SLICES]
   for cell in args.only if args.only is not None else cells:
     if cell not in cells:
       parser.error(f'{cell}: expected one such as {cells[0]}')
-    search(found, *cell.split('/'))
-    PAGE.write_text(page(PAGE.read_text('utf-8'), found), 'utf-8')
+    search(FULL if args.full_effort else FOUND, *cell.split('/'))
+    PAGE.write_text(
+        page(PAGE.read_text('utf-8'), read(FOUND), read(FULL)), 'utf-8')
 
 
 if __name__ == '__main__':

@@ -232,10 +232,27 @@ def test_published_shapes_pass_the_checks_of_training(size):
 
 
 def test_table_is_that_of_what_was_found():
-  found = json.loads(SCALING['FOUND'].read_text(encoding='utf-8'))
+  found, full = (SCALING['read'](SCALING[name]) for name in ('FOUND', 'FULL'))
   text = SCALING['PAGE'].read_text(encoding='utf-8')
-  assert SCALING['page'](text, found) == text
+  assert SCALING['page'](text, found, full) == text
   assert '| Qwen3-' in text
+
+
+@pytest.mark.parametrize('stage', SCALING['STAGES'])
+def test_requests_of_a_batch_are_those_of_the_config(stage):
+  config = CONFIG['get_config']('8b,8')
+  assert config[stage].batch_size == SCALING['STAGES'][stage]
+
+
+def test_both_efforts_are_compared_where_both_are_known():
+  cell = lambda **totals: {'programs': {
+      name: {'total': total} if total else {'error': 'out of memory'}
+      for name, total in totals.items()}}
+  assert SCALING['ratios'](
+      {'a': cell(update=6, rollout=3), 'b': cell(update=1),
+       'c': cell(update=1), 'd': {'fits': False}},
+      {'a': cell(update=4, rollout=0), 'b': cell(teacher=1),
+       'd': cell(update=1)}) == [1.5]
 
 
 def test_cells_of_the_table():

@@ -1,8 +1,10 @@
 """Tests of the mesh and of array placement; layouts run on eight devices."""
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
+import types
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -41,7 +43,7 @@ np.testing.assert_array_equal(batch['x'], np.arange(24).reshape(8, 3))
 try:
   sharding.shard_batch(mesh, {'x': np.zeros((6, 3))})
 except ValueError as e:
-  assert 'A batch of 6 rows (x) does not split over 4 devices' in str(e), e
+  assert 'the batch of x: 6 rows do not split over 4 devices' in str(e), e
 else:
   raise AssertionError('6 rows on 4 devices')
 try:
@@ -76,6 +78,53 @@ def test_one_device_is_a_mesh_of_one():
 def test_mesh_that_does_not_fit(config, message):
   with pytest.raises(ValueError, match=message):
     sharding.make_mesh(config, jax.devices()[:1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """What a mesh asks of a device; two nodes of four."""
+  id: int
+  platform: str = 'gpu'
+  device_kind: str = 'h100'
+
+  @property
+  def process_index(self):
+    return self.id // 4
+
+  slice_index = process_index
+
+
+@pytest.mark.parametrize('sizes, nodes', [
+    ((2, 4, 1), [[[0], [0], [0], [0]], [[1], [1], [1], [1]]]),
+    ((1, 8, 1), [[[0], [0], [0], [0], [1], [1], [1], [1]]]),
+    ((2, 2, 2), [[[0, 0], [0, 0]], [[1, 1], [1, 1]]])])
+def test_slow_links_are_crossed_by_data_and_then_fsdp(sizes, nodes):
+  mesh = sharding.make_mesh(
+      dict(zip(sharding.AXES, sizes)), [Device(i) for i in range(8)])
+  assert dict(mesh.shape) == dict(zip(sharding.AXES, sizes))
+  assert [[[d.slice_index for d in row] for row in plane]
+          for plane in mesh.devices] == nodes
+
+
+def test_tensor_does_not_cross_slow_links():
+  with pytest.raises(ValueError, match='do not split over 2 slices'):
+    sharding.make_mesh(dict(data=1, fsdp=1, tensor=8),
+                       [Device(i) for i in range(8)])
+
+
+@pytest.mark.parametrize('sizes, count', [
+    ((8, 1, 1), 2), ((1, 2, 4), 2), ((1, 1, 8), 1)])
+def test_hosts_load_all_rows_where_tensor_spans_them(monkeypatch, sizes, count):
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  devices = np.array([Device(i) for i in range(8)]).reshape(sizes)
+  mesh = types.SimpleNamespace(
+      devices=devices, shape=dict(zip(sharding.AXES, sizes)))
+  assert sharding.host_share(mesh) == (0, count)
+
+
+def test_a_mesh_for_other_devices_becomes_one_for_these():
+  mesh = sharding.mesh_here(dict(data=1, fsdp=64, tensor=2))
+  assert dict(mesh.shape) == dict(data=1, fsdp=jax.device_count(), tensor=1)
 
 
 def test_rule_with_too_many_dimensions():

@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import runpy
 import signal
 import socket
 import subprocess
 import time
+import types
 
 import jax
 import numpy as np
@@ -14,6 +16,8 @@ from orbax.checkpoint import v1 as ocp
 import pytest
 
 from dgr2_jax.tools import compare
+from dgr2_jax.training import sharding
+from dgr2_jax.training import stages
 from tests.training import runs
 
 STAGES = ('ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
@@ -115,6 +119,18 @@ def test_on_policy_stages_learn_from_exact_ratios(finished):
              if line['stage'] == 'rl')
   assert {line['stage'] for line in lines if 'train/cft_loss' in line} == {
       'ar_rl', 'rl'}
+
+
+@pytest.mark.parametrize('section', ['evaluate', 'rl'])
+def test_batches_that_do_not_split_are_named_before_any_work(
+    monkeypatch, tmp_path, section):
+  mesh = types.SimpleNamespace(shape=dict(data=4, fsdp=2, tensor=1))
+  monkeypatch.setattr(sharding, 'make_mesh', lambda config: mesh)
+  config = runpy.run_path(str(runs.CONFIG))['get_config']('smoke')
+  config[section].batch_size = 12
+  with pytest.raises(ValueError, match=f'config.{section}.batch_size: 12 rows'):
+    stages.run(config, tmp_path)
+  assert not list(tmp_path.iterdir())
 
 
 def test_same_command_again_changes_nothing(finished):
