@@ -15,6 +15,9 @@ setuptools.setup(
     long_description_content_type='text/markdown',
     url='https://github.com/dgr2-jax/dgr2_jax',
     license='Apache-2.0',
+    # So an editable install is a plain path, which wins over a directory of this
+    # name, such as the clone's, beside the script that runs.
+    package_dir={'': '.'},
     packages=setuptools.find_packages(include=['dgr2_jax', 'dgr2_jax.*']),
     python_requires='>=3.11',
     install_requires=[

@@ -60,6 +60,7 @@ PLAN = {
     'docs/your_data.md': [
         ('experiments/bookshop/make.py', ()),
         ('dgr2_jax.tools.check_data', ()), ('dgr2_jax.main', FEW),
+        ('dgr2_jax.main --config=configs/forkme.py:smoke', PREPARE),
         ('dgr2_jax.rerank', ())]}
 
 

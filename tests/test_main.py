@@ -150,6 +150,15 @@ def _stages():
   return re.findall(r"'(\w+)': \1\b", text.partition('_RUN = {')[2])
 
 
+def test_a_script_beside_a_clone_finds_the_package(tmp_path):
+  """Not the clone's directory, which has the same name."""
+  (tmp_path / 'dgr2_jax').symlink_to(_ROOT)
+  result = subprocess.run(
+      [sys.executable, '-c', 'import dgr2_jax; print(dgr2_jax.__file__)'],
+      cwd=tmp_path, text=True, capture_output=True, check=True)
+  assert result.stdout.strip().endswith('__init__.py')
+
+
 def test_help(tmp_path):
   done = subprocess.run(
       [sys.executable, '-m', 'dgr2_jax.main', '--help'], cwd=_ROOT,

@@ -132,6 +132,10 @@ def headline(content: Mapping[str, Any]) -> list[str]:
           f'({tables.signed(ar[name] - floor[name])} '
           f'{tables.interval((-high, -low))})')
     lines.append(f"ar over the retriever's order: {', '.join(gains)}.")
+  mute = [row['name'] for row in content['rows'] if row.get('valid_rate') == 0]
+  if mute:
+    lines.append(f'No response of {", ".join(mute)} is valid: what they show is '
+                 "the retriever's order.")
   points = [p for p in content['frontier']
             if p['mode'] != 'ar' and p['tokens_per_forward'] is not None
             and (p['valid_rate'] or 0) >= tables.VALID_ENOUGH]

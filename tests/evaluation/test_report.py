@@ -243,6 +243,13 @@ def test_the_fastest_is_by_the_clock(content):
     assert f'valid responses: cft, {want}' in text
 
 
+def test_rows_that_are_never_valid_are_named(content):
+  naive, = (row for row in content['rows'] if row['name'] == 'naive')
+  assert naive['valid_rate'] == 0
+  assert any(line.startswith('No response of naive is valid')
+             for line in report.headline(content))
+
+
 def test_reasoning_stands_beside_the_rows_that_reason(workdir, content):
   by_name = {row['name']: row['reasoning'] for row in content['rows']}
   assert by_name['pre_rank'] is None and by_name['gbdt'] is None
