@@ -116,13 +116,7 @@ class Reranker:
     if stage not in recipe:
       raise ValueError(f'stage {stage!r} is not in the recipe of {workdir}: '
                        f'expected one of {", ".join(recipe)}')
-    try:
-      experiment = experiment_lib.Experiment.here(config, workdir)
-    except (AttributeError, KeyError, TypeError) as e:
-      raise workdir_lib.WorkdirError(
-          f'{workdir}/config.json: written by another version, or edited: '
-          f'{e}') from e
-    return cls(experiment, stage)
+    return cls(experiment_lib.Experiment.here(config, workdir), stage)
 
   def check(self, request: prompting.Request) -> None:
     """Raises RequestError if a request cannot be answered."""

@@ -25,6 +25,7 @@ from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import sharding
+from dgr2_jax.training import workdir as workdir_lib
 
 
 class MissingStageError(ValueError):
@@ -70,8 +71,17 @@ class Experiment:
   @classmethod
   def here(cls, config: ml_collections.ConfigDict,
            workdir: pathlib.Path) -> Experiment:
-    """Of a run that may have trained on other devices than are here."""
-    return cls(config, workdir, sharding.mesh_here(config.mesh))
+    """Of a run that may have trained on other devices than are here.
+
+    Raises:
+      workdir.WorkdirError: its config lacks a field, or has one too many.
+    """
+    try:
+      return cls(config, workdir, sharding.mesh_here(config.mesh))
+    except (AttributeError, KeyError, TypeError) as e:
+      raise workdir_lib.WorkdirError(
+          f'{workdir}/config.json: written by another version, or edited: '
+          f'{e}') from e
 
   def initial_params(self) -> Any:
     """Those of `config.model.huggingface` or random ones, on the mesh."""
