@@ -8,6 +8,8 @@ Orbax writes to a temporary directory and renames it. The manifest then lists
 every file with its size and checksum, so that a checkpoint is *whole* if and
 only if its manifest is there and its files match: half-written, truncated,
 missing and altered files are told from good ones before anything is loaded.
+Training goes on while the files are written; `finish` then writes the manifest,
+for which every process reads its share of the files.
 
 A checkpoint also names the best checkpoint at its time, and is *usable* only
 if that one is whole too. So whatever is lost, a run falls back to an earlier
@@ -24,6 +26,7 @@ import os
 import pathlib
 import shutil
 from typing import Any
+import zlib
 
 from absl import logging
 import jax
@@ -50,7 +53,8 @@ class Checkpoints:
   """The checkpoints of one stage.
 
   Every method is called by all processes of a job, in the same order;
-  process 0 owns the manifests.
+  process 0 owns the manifests. Until `finish`, which all other methods begin
+  with, what was saved last does not count.
 
   Attributes:
     faults: what was found to be wrong with checkpoints.
@@ -75,12 +79,13 @@ class Checkpoints:
     self._keep = keep
     self._read_only = read_only
     self.faults: list[str] = []
+    self._pending: tuple[int, Best | None, Any] | None = None
     if _is_primary() and not read_only:
       directory.mkdir(parents=True, exist_ok=True)
 
   def save(self, step: int, state: Any, params: Any,
            best: Best | None) -> None:
-    """Writes one checkpoint, then deletes those no longer needed.
+    """Begins to write one checkpoint; the arrays may be donated after it.
 
     Args:
       step: its number.
@@ -90,6 +95,7 @@ class Checkpoints:
       best: the best validation so far, this step included; None before the
         first one.
     """
+    self.finish()
     path = self._directory / str(step)
     if _is_primary():
       self._delete(step)
@@ -97,12 +103,21 @@ class Checkpoints:
     parts = {'params': params}
     if jax.tree.leaves(state):  # Orbax refuses empty trees
       parts['state'] = state
-    ocp.save_checkpointables(path, parts)
+    self._pending = step, best, ocp.save_checkpointables_async(path, parts)
+
+  def finish(self) -> None:
+    """Waits for a checkpoint to be whole, then deletes those not needed."""
+    if self._pending is None:
+      return
+    (step, best, written), self._pending = self._pending, None
+    written.result()
+    path = self._directory / str(step)
     _barrier(f'saved {path}')
+    files = _shared_checksums(path)
     if _is_primary():
       manifest = {'step': step,
                   'best': best and dataclasses.asdict(best),
-                  'files': dict(workdir_lib.checksums(path))}
+                  'files': files}
       workdir_lib.write_text(self._manifest_path(step),
                              json.dumps(manifest, indent=1) + '\n')
       self._prune()
@@ -121,6 +136,7 @@ class Checkpoints:
     Returns:
       (step, state, params, best), or None if there is nothing usable.
     """
+    self.finish()
     step = _agree(self._newest_usable() if _is_primary() else None)
     if step is None:
       return None
@@ -137,6 +153,7 @@ class Checkpoints:
     Returns:
       (best, params), or None if there is nothing usable.
     """
+    self.finish()
     step = _agree(self._newest_usable() if _is_primary() else None)
     if step is None:
       return None
@@ -147,6 +164,7 @@ class Checkpoints:
 
   def mark_complete(self, step: int, best: Best) -> None:
     """Declares the stage done at `step`."""
+    self.finish()
     if _is_primary():
       workdir_lib.write_text(
           self._directory / 'complete.json',
@@ -171,6 +189,7 @@ class Checkpoints:
     A marker whose checkpoints are damaged is removed: the stage then goes on
     from an earlier checkpoint.
     """
+    self.finish()
     return bool(_agree(int(self._check_complete()) if _is_primary() else None))
 
   def _check_complete(self) -> bool:
@@ -272,6 +291,28 @@ class Checkpoints:
 
   def _load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
     return ocp.load_checkpointables(self._directory / str(step), abstract)
+
+
+def _shared_checksums(path: pathlib.Path) -> dict[str, tuple[int, int]]:
+  """`workdir.checksums`, on every process, each of which reads its share."""
+  count, index = jax.process_count(), jax.process_index()
+  if count == 1:
+    return dict(workdir_lib.checksums(path))
+  own = json.dumps(dict(workdir_lib.checksums(
+      path, lambda name: zlib.crc32(name.encode()) % count == index)))
+  found = {}
+  for text in _exchange(own):
+    found |= json.loads(text)
+  return found
+
+
+def _exchange(text: str) -> list[str]:
+  """Every process's text, on every process."""
+  own = np.frombuffer(text.encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.int32(len(own)))
+  rows = multihost_utils.process_allgather(
+      np.pad(own, (0, int(np.max(sizes)) - len(own))))
+  return [bytes(row[:size]).decode() for row, size in zip(rows, sizes)]
 
 
 def _sizes(directory: pathlib.Path) -> Iterator[tuple[str, int]]:

@@ -4,7 +4,7 @@
       state = train_step(state, batches[step])       # jitted, donated
       every log_every:         metrics.jsonl, TensorBoard, progress
       every eval_every:        validate(params); a new best is checkpointed
-      every checkpoint_every:  checkpoint
+      every checkpoint_every:  checkpoint, written while training goes on
 
 On-policy stages get their batches from the policy itself, a round of U updates
 at a time, and are checkpointed between rounds only. The weights that they begin
@@ -236,6 +236,7 @@ class _Run:
         last = self._step == config.steps
         if last or self._step % config.log_every == 0:
           self._log()
+          self._checkpoints.finish()
         improved = False
         if last or self._step % config.eval_every == 0:
           improved = self._evaluate()
@@ -244,6 +245,7 @@ class _Run:
         if (not last and self._step % unit == 0
             and signals.received(self._step % config.log_every == 0)):
           self._save()
+          self._checkpoints.finish()
           raise Interrupted(
               f'{self._stage} was interrupted at step {self._step} of '
               f'{config.steps} and saved; the same command goes on from there.')
@@ -281,6 +283,7 @@ class _Run:
   def _check_finite(self) -> None:
     bad = int(self._state.bad_step)
     if bad >= 0:
+      self._checkpoints.finish()
       raise TrainingError(
           f'{self._stage}: the loss or its gradient is not finite at step '
           f'{bad} (seen after step {self._step}, finite up to '

@@ -10,7 +10,7 @@ that the same command again always means "go on".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
 import json
@@ -65,11 +65,15 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def checksums(
-    directory: pathlib.Path) -> Iterator[tuple[str, tuple[int, int]]]:
-  """Yields (relative path, (size, CRC-32)) of every file under a directory."""
+    directory: pathlib.Path, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, tuple[int, int]]]:
+  """Yields (relative path, (size, CRC-32)) of the wanted files of a directory.
+  """
   for root, _, names in sorted(os.walk(directory)):
     for name in sorted(names):
       path = pathlib.Path(root, name)
+      if not wanted(str(path.relative_to(directory))):
+        continue
       size = crc = 0
       with open(path, 'rb') as f:
         while chunk := f.read(_CHUNK):

@@ -27,6 +27,7 @@ def _abstract():
 
 def _save(store, step, best):
   store.save(step, {'opt': _value(10 * step)}, _value(step), best)
+  store.finish()
 
 
 def _latest(store):
@@ -74,6 +75,27 @@ def test_round_trip(store):
   best, params = store.restore_best(_abstract())
   assert best == Best(6, 0.7)
   jax.tree.map(np.testing.assert_array_equal, params, _value(6))
+
+
+def test_training_goes_on_while_files_are_written(directory):
+  """What is saved are the values at the call, though they are overwritten."""
+  update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree),
+                   donate_argnums=0)
+  store = checkpoints.Checkpoints(directory, keep=1)
+  values = {'w': jnp.arange(2. ** 22), 'n': jnp.int32(3)}
+  wanted = jax.tree.map(lambda x: np.array(x, copy=True), values)
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=device), values)
+  store.save(1, {'opt': values['w']}, values, Best(1, 0.5))
+  assert not (directory / '1.json').exists()
+  for _ in range(20):
+    values = jax.block_until_ready(update(values))
+  step, state, params, _ = store.restore_latest({'opt': abstract['w']},
+                                                abstract)
+  assert step == 1 and (directory / '1.json').exists()
+  jax.tree.map(np.testing.assert_array_equal, params, wanted)
+  np.testing.assert_array_equal(state['opt'], wanted['w'])
 
 
 def test_nothing_yet(directory):
