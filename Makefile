@@ -2,7 +2,7 @@
 PYTHON ?= python3
 WORKDIR ?= /tmp/dgr2_quickstart
 
-.PHONY: quickstart test clean
+.PHONY: quickstart test parity clean
 
 # Large pages for the heap (glibc) make training steps on CPUs faster; elsewhere
 # the variable does nothing.
@@ -13,6 +13,10 @@ quickstart: .venv/installed
 test: .venv/installed-test
 	.venv/bin/python -m pytest
 
+# Logits beside those of transformers, live; torch takes some gigabytes.
+parity: .venv/installed-parity
+	.venv/bin/python -m pytest tests/models/test_huggingface.py
+
 .venv/installed: setup.py
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
@@ -21,6 +25,10 @@ test: .venv/installed-test
 
 .venv/installed-test: .venv/installed
 	.venv/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+.venv/installed-parity: .venv/installed-test
+	.venv/bin/python -m pip install --quiet --editable '.[test,parity]'
 	touch $@
 
 clean:

@@ -43,7 +43,8 @@ PLAN = {
         ('pytest', None),
         ('dgr2_jax.main --config=configs/forkme.py', PREPARE),
         ('dgr2_jax.rerank', ())],
-    'CONTRIBUTING.md': [('make test', None), ('pytest', None)],
+    'CONTRIBUTING.md': [('make test', None), ('make parity', None),
+                        ('pytest', None)],
     'docs/design.md': [('dgr2_jax.tools.huggingface', ())],
     'docs/evaluation.md': [
         ('pip install', None), ('dgr2_jax.tools.judge', ('--pairs=3',)),

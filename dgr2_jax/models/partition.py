@@ -87,7 +87,13 @@ def placed(tree: Any, rules: Rules) -> Any:
       lambda path, x: constrain(x, *spec_of(path_name(path), rules)), tree)
 
 
+def whole(rules: Rules, axis: str = 'fsdp') -> Rules:
+  """The table without an axis: parameters are whole along it."""
+  return tuple((pattern, P(*(None if a == axis else a for a in spec)))
+               for pattern, spec in rules)
+
+
 def gathered(x: jax.Array, name: str, rules: Rules) -> jax.Array:
   """A parameter, or one layer's part of it, whole along fsdp."""
-  spec = [None if axis == 'fsdp' else axis for axis in spec_of(name, rules)]
+  spec = spec_of(name, whole(rules))
   return constrain(x, *spec[len(spec) - x.ndim:])

@@ -1,7 +1,8 @@
 """Every program of a stage, from the config and a mesh alone.
 
     config, mesh -> shapes of parameters, state and batch, with shardings
-                 -> update | teacher | rollout, lowered: no weights, no data
+                 -> update | teacher | reference | rollout, lowered: no
+                    weights, no data
 
 The programs are those that training runs (`losses.py`, `step.program`,
 `block_decoder.decode`). What only data would tell is taken at its largest: P
@@ -39,7 +40,7 @@ from dgr2_jax.training import rollouts
 from dgr2_jax.training import sharding
 from dgr2_jax.training import step as step_lib
 
-STAGES = ('ar_sft', 'ar_rl', 'cft', 'opd', 'rl')
+STAGES = ('mid_train', 'ar_sft', 'ar_rl', 'cft', 'opd', 'rl')
 _QWEN3_IDS = 151669  # of text and special tokens; later rows are not used
 
 # Of the models' config.json.
@@ -92,13 +93,14 @@ class Setting:
       return ()
     return tuple(range(self.config.data.num_candidates))
 
-  def params(self, dtype: str | None = None) -> Any:
+  def params(self, dtype: str | None = None,
+             rules: sharding.Rules = transformer.RULES) -> Any:
     """The parameters' shapes on the mesh."""
     params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype),
         transformer.abstract_params(self.model.config))
     return sharding.abstract(params, sharding.param_shardings(
-        self.mesh, params, transformer.RULES))
+        self.mesh, params, rules))
 
 
 def _vocabulary(config: ml_collections.ConfigDict) -> vocabulary_lib.Vocabulary:
@@ -128,7 +130,7 @@ class Program(NamedTuple):
   """One program of a stage.
 
   Attributes:
-    name: 'update', 'teacher' or 'rollout'.
+    name: 'update', 'teacher', 'reference', 'rollout' or 'validation'.
     lower: () -> `jax.stages.Lowered`.
     arguments: the shapes of what it reads, by kind.
     flops: of one run, in closed form.
@@ -171,13 +173,13 @@ def programs(setting: Setting, stage: str,
         f'{stage}.batch_size={section.batch_size} in accumulate={parts} parts '
         f'does not split over {rows} devices (mesh data x fsdp): a part must '
         'have a multiple of them.')
-  batch = (_records(setting, stage) if stage in ('ar_sft', 'cft')
-           else _responses(setting, stage, steps))
+  batch = batch_of(setting, stage, steps)
   params = setting.params()
   teacher = None
   found = []
   if stage == 'opd' and section.teacher != 'self':
-    teacher = setting.params(section.get('teacher_dtype'))
+    teacher = setting.params(section.get('teacher_dtype'),
+                             losses.teacher_rules(setting))
     reads = {k: batch[k] for k in losses.TEACHER_READS}
     states = jax.jit(losses.teacher_states(setting))
     found.append(Program(
@@ -190,6 +192,14 @@ def programs(setting: Setting, stage: str,
             setting, (*batch['response'].shape, setting.model.config.width),
             section.get('teacher_dtype') or setting.model.config.dtype),
         step_lib.FROZEN: losses.head_of(teacher)}
+  if section.get('kl_weight'):
+    score = jax.jit(losses.replayed_logprobs(setting, stage))
+    replayed = {k: v for k, v in batch.items() if k != 'reference_logprob'}
+    found.append(Program(
+        'reference', lambda: _lower(setting, score, params, replayed),
+        {'reference': params, 'batch': replayed},
+        flops.forward(setting.model.config,
+                      losses.replay_work(setting, stage, batch))))
   step = step_lib.program(
       losses.loss_of(setting, stage), params, batch, section, setting.mesh,
       transformer.RULES, setting.config.seed)
@@ -204,8 +214,21 @@ def programs(setting: Setting, stage: str,
       losses.update_flops(setting, stage, batch),
       recomputed=flops.recomputed(setting.model.config, work),
       passes=(2 + again) * section.get('accumulate', 1)))
-  found.append(_decoding(setting, stage, params, steps))
+  if stage != 'mid_train':
+    found.append(_decoding(setting, stage, params, steps))
   return found
+
+
+def batch_of(setting: Setting, stage: str, steps: float) -> dict[str, Any]:
+  """The arrays of an update's batch; `steps` as in `programs`."""
+  if stage == 'mid_train':
+    section = setting.config.mid_train
+    array = functools.partial(
+        _batched, setting, (section.batch_size, section.max_length))
+    return dict(tokens=array(), start=array(), weight=array(np.float32))
+  if stage in ('ar_sft', 'cft'):
+    return _records(setting, stage)
+  return _responses(setting, stage, steps)
 
 
 def _lower(setting: Setting, function: Any, *args: Any,

@@ -118,12 +118,14 @@ class Experiment:
     with jax.set_mesh(self.mesh):
       return params | jax.jit(resize, out_shardings=shardings)(tables)
 
-  def _shardings(self, config: transformer.ModelConfig) -> Any:
+  def _shardings(self, config: transformer.ModelConfig,
+                 rules: sharding.Rules = transformer.RULES) -> Any:
     """Where the parameters of a model live."""
     return sharding.param_shardings(
-        self.mesh, transformer.abstract_params(config), transformer.RULES)
+        self.mesh, transformer.abstract_params(config), rules)
 
-  def restore(self, stage: str, dtype: str | None = None) -> Any:
+  def restore(self, stage: str, dtype: str | None = None,
+              rules: sharding.Rules = transformer.RULES) -> Any:
     """The best parameters that a complete stage left, as `dtype`."""
     checkpoints = self._checkpoints(stage)
     if checkpoints is None or not checkpoints.is_complete():
@@ -136,7 +138,7 @@ class Experiment:
         lambda x, s: jax.ShapeDtypeStruct(
             x.shape, dtype or x.dtype, sharding=s),
         transformer.abstract_params(self.model.config),
-        self._shardings(self.model.config))
+        self._shardings(self.model.config, rules))
     return checkpoints.restore_best(abstract)[1]
 
   def fingerprint(self, stage: str) -> str:

@@ -1,5 +1,6 @@
 """The loss of every stage, from its section of the config.
 
+    mid_train      next token     of packed rows
     ar_sft, cft    denoising      of records
     ar_rl, rl      policy         of the policy's responses, replayed
     opd            distillation   of the student's responses, replayed
@@ -22,10 +23,12 @@ import ml_collections
 
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import flops
+from dgr2_jax.models import partition
 from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.objectives import denoising
 from dgr2_jax.objectives import distillation
+from dgr2_jax.objectives import language_modelling
 from dgr2_jax.objectives import policy
 from dgr2_jax.training import rollouts
 from dgr2_jax.training import step as step_lib
@@ -53,6 +56,8 @@ def canvas_of(setting: Setting, stage: str) -> canvas_lib.CanvasConfig:
 
 def loss_of(setting: Setting, stage: str) -> step_lib.LossFn:
   """The loss of a stage: (params, batch, key) -> (terms, metrics)."""
+  if stage == 'mid_train':
+    return _of_rows(setting)
   if stage in ('ar_sft', 'cft'):
     return _of_records(setting, stage)
   return _of_responses(setting, stage)
@@ -62,6 +67,18 @@ def objective_of(cls: type, section: Mapping[str, Any]) -> Any:
   """A `cls` of those of its fields that `section` has."""
   return cls(**{field.name: section[field.name]
                 for field in dataclasses.fields(cls) if field.name in section})
+
+
+def _of_rows(setting: Setting) -> step_lib.LossFn:
+  head_chunk = setting.config.mid_train.head_chunk
+
+  def loss_fn(params, batch, key):
+    del key  # nothing is drawn
+    loss, measured = language_modelling.loss(
+        setting.model, params, batch, setting.vocabulary, head_chunk)
+    return (loss,), measured
+
+  return loss_fn
 
 
 def _denoising(setting: Setting, stage: str) -> Callable[..., Any]:
@@ -136,6 +153,17 @@ def teacher_states(setting: Setting) -> Callable[..., jax.Array]:
   return clean_states
 
 
+def teacher_rules(setting: Setting) -> partition.Rules:
+  """How the teacher's parameters lie on the mesh.
+
+  As the student's, or with `opd.teacher_fsdp=False` whole along fsdp: its
+  forward then gathers nothing.
+  """
+  if setting.config.opd.get('teacher_fsdp', True):
+    return transformer.RULES
+  return partition.whole(transformer.RULES)
+
+
 def head_of(params: Any) -> Any:
   """The parameters that turn states into logits."""
   return {k: v for k, v in params.items() if k != 'layers'}
@@ -151,8 +179,21 @@ def update_work(setting: Setting, stage: str,
     batch: its arrays or their shapes.
   """
   section, canvas = setting.config[stage], canvas_of(setting, stage)
+  if stage == 'mid_train':
+    n, length = batch['tokens'].shape
+    return flops.Work(n * length, n * length ** 2, n * (length - 1))
   if stage in ('ar_sft', 'cft'):
     return _records_work(section, canvas, batch)
+  work = replay_work(setting, stage, batch)
+  if section.cft_weight:
+    work += _records_work(section, canvas, batch['supervised'])
+  return work
+
+
+def replay_work(setting: Setting, stage: str,
+                batch: Mapping[str, Any]) -> flops.Work:
+  """What one replay of an on-policy batch puts through the model."""
+  section, canvas = setting.config[stage], canvas_of(setting, stage)
   n, g, length = batch['response'].shape
   _, rows, m, b = batch['masked'].shape
   first = int(canvas.shifted)
@@ -162,11 +203,8 @@ def update_work(setting: Setting, stage: str,
     noisy = rows * m * (b - first)
   else:
     noisy = min(g * length, rows * m * b)
-  work = flops.canvas(n, batch['prompt'].shape[1], rows, length, m, b,
+  return flops.canvas(n, batch['prompt'].shape[1], rows, length, m, b,
                       seeds + noisy)
-  if section.cft_weight:
-    work += _records_work(section, canvas, batch['supervised'])
-  return work
 
 
 def _records_work(section: Mapping[str, Any], canvas: canvas_lib.CanvasConfig,

@@ -14,11 +14,11 @@ import jax
 
 from dgr2_jax.data import mid_training
 from dgr2_jax.data import pipeline
-from dgr2_jax.models import flops
 from dgr2_jax.models import transformer
 from dgr2_jax.objectives import language_modelling
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
+from dgr2_jax.training import losses
 from dgr2_jax.training import sharding
 
 
@@ -43,18 +43,6 @@ def train(experiment: experiment_lib.Experiment) -> None:
       for task, packed in experiment.data.mid_train_rows(
           weights, 'held_out').items()}
 
-  def loss_fn(params, batch, key):
-    del key  # nothing is drawn
-    loss, measured = language_modelling.loss(
-        experiment.model, params, batch, experiment.vocabulary,
-        section.head_chunk)
-    return (loss,), measured
-
-  def flops_of(batch):
-    rows, length = batch['tokens'].shape
-    return flops.update(experiment.model.config, flops.Work(
-        rows * length, rows * length ** 2, rows * (length - 1)))
-
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def sums(params, batch):
     weight, logprob, _ = language_modelling.token_scores(
@@ -73,8 +61,10 @@ def train(experiment: experiment_lib.Experiment) -> None:
             **{f'{task}_logprob': x for task, x in means.items()}}
 
   loop.train(
-      stage='mid_train', loss_fn=loss_fn, params=experiment.initial_params(),
+      stage='mid_train', loss_fn=losses.loss_of(experiment, 'mid_train'),
+      params=experiment.initial_params(),
       batches=batches, validate=validate, config=section,
       workdir=experiment.workdir, mesh=mesh, rules=transformer.RULES,
-      seed=experiment.config.seed, flops_of=flops_of,
+      seed=experiment.config.seed,
+      flops_of=functools.partial(losses.update_flops, experiment, 'mid_train'),
       profile_steps=experiment.config.get('profile_steps', ()))

@@ -158,7 +158,8 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
   section = experiment.config.opd
   teacher = None if section.teacher == 'self' else experiment.restore(
       experiment.before('convert') if section.teacher == 'ar'
-      else section.teacher, section.get('teacher_dtype'))
+      else section.teacher, section.get('teacher_dtype'),
+      losses.teacher_rules(experiment))
   clean_states = jax.jit(losses.teacher_states(experiment))
 
   def annotate(batch):

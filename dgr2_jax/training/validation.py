@@ -164,6 +164,7 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'\w+\.(warmup_steps|eval_requests|head_chunk)', _whole(0)),
     (r'\w+\.accumulate', _whole(1)),
     (r'\w+\.teacher_dtype', _DTYPE),
+    (r'\w+\.teacher_fsdp', _SWITCH),
     (r'\w+\.optimizer\.lora\.rank', _whole(1)),
     (r'\w+\.optimizer\.lora\.alpha', _ABOVE_ZERO),
     (r'\w+\.learning_rate', _ABOVE_ZERO),
@@ -243,7 +244,7 @@ def _check_stage(name: str, section: ml_collections.ConfigDict) -> None:
 
   known = {*_TRAINING, *_MORE.get(name, ()), 'accumulate', 'optimizer'}
   if name == 'opd':
-    known.add('teacher_dtype')
+    known |= {'teacher_dtype', 'teacher_fsdp'}
   build(optimizer.OptimizerConfig, section.get('optimizer', {}),
         f'{name}.optimizer')
   parts = section.get('accumulate', 1)

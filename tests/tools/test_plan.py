@@ -17,7 +17,6 @@ import pytest
 from dgr2_jax.data import parsing
 from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
-from dgr2_jax.objectives import language_modelling
 from dgr2_jax.objectives import rewards
 from dgr2_jax.tools import plan
 from dgr2_jax.training import abstract
@@ -40,7 +39,8 @@ def config_of(**changes) -> ml_collections.ConfigDict:
   c.model.update(num_layers=2, width=16, num_heads=2, num_kv_heads=1,
                  head_dim=8, mlp_dim=32, remat='full', unroll_layers=False,
                  canvas_chunk=2)
-  c.recipe = ('ar_sft', 'convert', 'cft', 'opd', 'rl')
+  c.recipe = ('mid_train', 'ar_sft', 'convert', 'cft', 'opd', 'rl')
+  c.mid_train = {**c.cft.to_dict(), 'batch_size': 2, 'max_length': 48}
   for stage in ('cft', 'opd', 'rl'):
     c[stage].update(batch_size=1, head_chunk=8)
   for stage in ('opd', 'rl'):
@@ -84,7 +84,7 @@ def test_without_chunks_it_would():
 
 
 @pytest.mark.parametrize('stage, remat', [
-    ('cft', 'none'), ('opd', 'none'), ('rl', 'none'),
+    ('mid_train', 'none'), ('cft', 'none'), ('opd', 'none'), ('rl', 'none'),
     ('cft', 'dots'), ('cft', 'full')])
 def test_flops_are_those_that_xla_counts(stage, remat):
   """Lowered only; wide, as the closed form counts matrix products alone."""
@@ -109,21 +109,13 @@ def test_flops_are_those_that_xla_counts(stage, remat):
   assert 1 <= lowered.cost_analysis()['flops'] / count < 1.05
 
 
-@pytest.mark.parametrize('stage', [*abstract.STAGES, 'mid_train'])
+@pytest.mark.parametrize('stage', abstract.STAGES)
 def test_layers_of_every_stage_are_computed_again_as_said(stage):
   config = config_of(model__remat='dots', opd__teacher='self')
   setting = setting_of(config)
-  if stage == 'mid_train':
-    loss = lambda params, batch, key: language_modelling.loss(
-        setting.model, params, batch, setting.vocabulary, 0)
-    batch = {name: jax.ShapeDtypeStruct((2, 9), dtype) for name, dtype in (
-        ('tokens', 'int32'), ('start', 'int32'), ('weight', 'float32'))}
-  else:
-    loss = losses.loss_of(setting, stage)
-    batch = (abstract._records(setting, stage) if stage in ('ar_sft', 'cft')
-             else abstract._responses(setting, stage, 2.))
-  jaxpr = jax.make_jaxpr(loss)(setting.params(), batch,
-                               jax.eval_shape(lambda: jax.random.key(0)))
+  jaxpr = jax.make_jaxpr(losses.loss_of(setting, stage))(
+      setting.params(), abstract.batch_of(setting, stage, 2.),
+      jax.eval_shape(lambda: jax.random.key(0)))
   layers = [eqn.params['policy'] for scan in jaxpr.eqns
             if scan.primitive.name == 'scan'
             for eqn in scan.params['jaxpr'].eqns
@@ -182,6 +174,16 @@ def test_memory_and_roofline():
   tiny = dataclasses.replace(chip, memory=size)
   found['fits'] = None
   assert not plan.measure(config, 'cft', tiny, jax.devices()[:1])['fits']
+
+
+def test_a_reference_is_held_beside_the_policy():
+  found = plan.measure(config_of(rl__kl_weight=.1, mesh__fsdp=1), 'rl', None,
+                       jax.devices()[:1])['programs']
+  assert list(found) == ['update', 'reference', 'rollout']
+  size = found['update']['arguments']['parameters']
+  assert found['reference']['arguments']['reference'] == size
+  assert found['update']['held'] == {'reference': size}
+  assert 3 * found['reference']['flops'] == found['update']['flops']
 
 
 @pytest.mark.parametrize('topology, message', [

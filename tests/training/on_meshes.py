@@ -5,7 +5,8 @@
 DIR keeps what `prepare` makes; a mesh is data.fsdp.tensor. The steps are those
 of `stages.py`, run from random weights: losses, gradients, noise and, where a
 policy decodes, tokens must be those of a single device, and what the compiled
-programs exchange is checked. Prints a line a step.
+programs exchange is checked. Prints a line a step. The stage `teacher` is the
+forward of OPD's teacher, whose parameters may be whole along fsdp.
 """
 
 import collections
@@ -28,6 +29,7 @@ from dgr2_jax.models import transformer
 from dgr2_jax.objectives import denoising
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
+from dgr2_jax.training import losses
 from dgr2_jax.training import sharding
 from dgr2_jax.training import stages
 from dgr2_jax.training import step as step_lib
@@ -55,7 +57,7 @@ def get_config():
 class Experiment(experiment_lib.Experiment):
   """Every stage begins with random weights; the teacher has others."""
 
-  def restore(self, stage, dtype=None):
+  def restore(self, stage, dtype=None, rules=None):
     params = self.initial_params()
     params['final_norm'] *= 20  # surer of itself
     if stage == 'ar_sft':
@@ -168,6 +170,28 @@ def check_cache(text, sizes):
   assert shapes == {(str(N // data // fsdp), str(HEADS // tensor))}, shapes
 
 
+def check_teacher(workdir, sizes):
+  """Its states are the same; without fsdp nothing is gathered."""
+  config, states = get_config(), []
+  mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes)))
+  experiment = Experiment(config, workdir, mesh)
+  params = experiment.restore('ar_sft')
+  batch = experiment.train_batches(N, [experiment.data.record_file('train')])[0]
+  batch = sharding.shard_batch(mesh, {k: batch[k] for k in losses.TEACHER_READS})
+  for fsdp in (True, False):
+    config.opd.teacher_fsdp = fsdp
+    placed = jax.device_put(params, sharding.param_shardings(
+        mesh, params, losses.teacher_rules(experiment)))
+    with jax.set_mesh(mesh):
+      program = jax.jit(losses.teacher_states(experiment)).lower(
+          placed, batch).compile()
+      states.append(np.asarray(program(placed, batch)))
+    gathered = any(kind == 'all-gather' for kind, _ in exchanges(
+        program.as_text()))
+    assert gathered == fsdp, program.as_text()
+  assert_equal(*states)
+
+
 def main(workdir, *wanted):
   alone = {}
   stages.prepare(get_config(), workdir)
@@ -175,6 +199,10 @@ def main(workdir, *wanted):
     mesh, names = item.split(':')
     sizes = tuple(map(int, mesh.split('.')))
     for stage in names.split(','):
+      if stage == 'teacher':
+        check_teacher(workdir, sizes)
+        print(f'teacher on {sizes} agrees', flush=True)
+        continue
       if stage not in alone:
         alone[stage] = run(workdir, (1, 1, 1), stage)[0]
       got, texts, vocabulary = run(workdir, sizes, stage)

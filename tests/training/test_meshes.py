@@ -13,9 +13,10 @@ STAGES = 'ar_sft,ar_rl,cft,opd,rl'
 
 
 def test_eight_devices_agree_with_one(tmp_path):
-  wanted = [f'{mesh}:ar_sft' for mesh in MESHES] + ['2.2.2:cft,opd,rl']
+  wanted = [f'{mesh}:ar_sft' for mesh in MESHES] + [
+      '2.2.2:cft,opd,rl', '1.8.1:teacher']
   if os.environ.get('DGR2_ALL_MESHES'):
-    wanted = [f'{mesh}:{STAGES}' for mesh in MESHES]
+    wanted = [f'{mesh}:{STAGES}' for mesh in MESHES] + ['1.8.1:teacher']
   result = subprocess.run(
       [sys.executable, '-m', 'tests.training.on_meshes', tmp_path, *wanted],
       cwd=pathlib.Path(__file__).parents[2], text=True, capture_output=True,
