@@ -32,8 +32,8 @@ os.environ |= {_CACHE: _directory,
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They take longest, and begin first: nothing then waits for one at the end.
-_LONGEST = ('test_stages.py', 'test_ablations.py', 'test_commands.py',
-            'test_colab.py')
+_LONGEST = ('test_stages.py', 'test_ablations.py', 'test_meshes.py',
+            'test_commands.py', 'test_colab.py')
 
 
 def pytest_collection_modifyitems(items):

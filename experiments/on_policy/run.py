@@ -81,6 +81,11 @@ VARIANTS = {
         'all, teacher corrected': distilled('corrected', 'none'),
         'nothing right, else cross-entropy, own clean stream teaches':
             distilled('nothing_right', 'cross_entropy', teacher='self'),
+        'nothing right, else cross-entropy, own clean stream teaches, CFT':
+            distilled('nothing_right', 'cross_entropy', teacher='self',
+                      cft_weight=1.),
+        'cross-entropy only, CFT': {'opd.divergence': 'none',
+                                    'opd.cft_weight': 1.},
         'rollouts at tau .5: all, as published':
             AT_HALF | distilled('all', 'none'),
         'rollouts at tau .5: nothing right, else cross-entropy':

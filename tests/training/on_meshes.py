@@ -1,8 +1,10 @@
 """Every stage's step on meshes of eight simulated devices, beside one device.
 
-    python -m tests.training.on_meshes DIR MESH:STAGE,STAGE ...
+    python -m tests.training.on_meshes DIR [--process=I/N@PORT] MESH:STAGE,...
 
-DIR keeps what `prepare` makes; a mesh is data.fsdp.tensor. The steps are those
+DIR keeps what `prepare` makes and what one device gives; a mesh is
+data.fsdp.tensor. N processes share the eight devices, in a DIR where one
+process ran the same stages before. The steps are those
 of `stages.py`, run from random weights: losses, gradients, noise and, where a
 policy decodes, tokens must be those of a single device, and what the compiled
 programs exchange is checked. Prints a line a step. The stage `teacher` is the
@@ -12,13 +14,18 @@ forward of OPD's teacher, whose parameters may be whole along fsdp.
 import collections
 import math
 import pathlib
+import pickle
 import re
 import sys
 
 import jax
 
+PROCESS = re.fullmatch(r'--process=(\d)/(\d)@(\d+)', sys.argv[2])
 jax.config.update('jax_platforms', 'cpu')
-jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_num_cpu_devices', 8 // int(PROCESS[2] if PROCESS else 1))
+if PROCESS:
+  jax.distributed.initialize(
+      f'127.0.0.1:{PROCESS[3]}', int(PROCESS[2]), int(PROCESS[1]))
 
 import numpy as np
 
@@ -91,7 +98,8 @@ def run(workdir, sizes, stage):
       if stage != 'opd':  # random responses all earn the same
         draw = np.random.default_rng(0).normal(size=(N, 2))
         batch |= sharding.shard_batch(mesh, {
-            'advantage': np.float32(draw), 'kept': np.arange(N) % 3 > 0})
+            'advantage': np.float32(draw), 'kept': np.arange(N) % 3 > 0},
+                                      whole=True)
     else:
       batch = sharding.shard_batch(mesh, dict(batches[0]))
   finally:
@@ -114,7 +122,7 @@ def run(workdir, sizes, stage):
   texts['step'] = program.as_text()
   if stage in ON_POLICY:
     out['tokens'] = batch['response']
-  return jax.device_get(out), texts, params['embedding'].shape[0]
+  return sharding.to_hosts(out), texts, params['embedding'].shape[0]
 
 
 def assert_equal(got, want):
@@ -192,8 +200,15 @@ def check_teacher(workdir, sizes):
   assert_equal(*states)
 
 
+def on_one_device(workdir, stage):
+  """What the stage gives there; computed once."""
+  path = workdir / f'{stage}.pickle'
+  if not path.exists():
+    path.write_bytes(pickle.dumps(run(workdir, (1, 1, 1), stage)[0]))
+  return pickle.loads(path.read_bytes())
+
+
 def main(workdir, *wanted):
-  alone = {}
   stages.prepare(get_config(), workdir)
   for item in wanted:
     mesh, names = item.split(':')
@@ -203,10 +218,9 @@ def main(workdir, *wanted):
         check_teacher(workdir, sizes)
         print(f'teacher on {sizes} agrees', flush=True)
         continue
-      if stage not in alone:
-        alone[stage] = run(workdir, (1, 1, 1), stage)[0]
+      alone = on_one_device(workdir, stage)
       got, texts, vocabulary = run(workdir, sizes, stage)
-      assert_equal(got, alone[stage])
+      assert_equal(got, alone)
       for name, text in texts.items():
         check_exchanges(text, sizes, vocabulary)
         if name == 'decode' and stage != 'ar_rl':
@@ -215,4 +229,4 @@ def main(workdir, *wanted):
 
 
 if __name__ == '__main__':
-  main(pathlib.Path(sys.argv[1]), *sys.argv[2:])
+  main(pathlib.Path(sys.argv[1]), *sys.argv[3 if PROCESS else 2:])
