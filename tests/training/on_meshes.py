@@ -7,11 +7,13 @@ data.fsdp.tensor. N processes share the eight devices, in a DIR where one
 process ran the same stages before. The steps are those
 of `stages.py`, run from random weights: losses, gradients, noise and, where a
 policy decodes, tokens must be those of a single device, and what the compiled
-programs exchange is checked. Prints a line a step. The stage `teacher` is the
-forward of OPD's teacher, whose parameters may be whole along fsdp.
+programs exchange is checked. Prints a line a step. `STAGE+parts` takes a batch
+in two parts, `STAGE+lora` trains adapters; `teacher` is the forward of OPD's
+teacher, whose parameters may be whole along fsdp.
 """
 
 import collections
+import functools
 import math
 import pathlib
 import pickle
@@ -35,6 +37,7 @@ from dgr2_jax.models import canvas as canvas_lib
 from dgr2_jax.models import transformer
 from dgr2_jax.objectives import denoising
 from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import lora as lora_lib
 from dgr2_jax.training import loop
 from dgr2_jax.training import losses
 from dgr2_jax.training import sharding
@@ -45,6 +48,7 @@ ON_POLICY = ('ar_rl', 'opd', 'rl')
 # Sizes that tell dimensions apart in a program's text.
 N, LAYERS, WIDTH, HEADS, HEAD_DIM = 16, 3, 32, 8, 4
 KEY = jax.random.key(3)
+LORA = lora_lib.LoraConfig(('query', 'out'), rank=4, alpha=4.)
 
 
 def get_config():
@@ -74,6 +78,7 @@ class Experiment(experiment_lib.Experiment):
 
 def run(workdir, sizes, stage):
   """What a stage's first step gives on a mesh, and its programs' texts."""
+  stage, _, how = stage.partition('+')
   devices = jax.devices()[:math.prod(sizes)]
   mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes)), devices)
   captured, texts = {}, {}
@@ -106,9 +111,18 @@ def run(workdir, sizes, stage):
     (sharding.make_mesh, experiment_lib.Experiment, loop.train,
      block_decoder.decode) = real
 
-  def step(params, batch):
+  trained, join = params, lambda base, own: own
+  if how == 'lora':
+    join = functools.partial(lora_lib.join, config=LORA)
+    trained = jax.tree.map(lambda x: x + .01, lora_lib.init(params, KEY, LORA))
+    trained = jax.device_put(trained, sharding.param_shardings(
+        mesh, trained, transformer.RULES))
+
+  def step(trained, base, batch):
     loss, metrics, grads = step_lib.gradient(
-        captured['loss_fn'], params, batch, KEY, transformer.RULES)
+        lambda own, *args: captured['loss_fn'](join(base, own), *args),
+        trained, batch, KEY, transformer.RULES,
+        accumulate=2 if how == 'parts' else 1)
     out = {'loss': loss, 'metrics': metrics, 'grads': grads}
     if stage == 'cft':
       canvas = canvas_lib.CanvasConfig(**config.canvas)
@@ -117,8 +131,8 @@ def run(workdir, sizes, stage):
     return out
 
   with jax.set_mesh(mesh):
-    program = jax.jit(step).lower(params, batch).compile()
-    out = program(params, batch)
+    program = jax.jit(step).lower(trained, params, batch).compile()
+    out = program(trained, params, batch)
   texts['step'] = program.as_text()
   if stage in ON_POLICY:
     out['tokens'] = batch['response']
@@ -159,7 +173,8 @@ def check_exchanges(text, sizes, vocabulary):
   for kind, shape in exchanges(text):
     told = f'{kind} of {shape} on {sizes}'
     if data * fsdp > 1:
-      assert shape[0] != N, f'the whole batch: {told}'
+      assert shape[0] != N or math.prod(shape) < N * 8, (
+          f'the whole batch: {told}')
     if kind == 'all-gather':
       assert shape[0] != LAYERS, f'a parameter of all layers: {told}'
       assert shape[-1] != vocabulary, f'logits: {told}'

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 MESHES = ('8.1.1', '1.8.1', '2.2.2', '1.1.8')
-STAGES = 'ar_sft,ar_rl,cft,opd,rl'
+STAGES = 'ar_sft,ar_rl,cft,cft+parts,cft+lora,opd,rl'
 
 
 def _start(directory, *args):
@@ -29,7 +29,7 @@ def _told(process):
 
 def test_eight_devices_agree_with_one_also_of_two_processes(tmp_path):
   wanted = [f'{mesh}:ar_sft' for mesh in MESHES] + [
-      '2.2.2:cft,opd,rl', '1.8.1:teacher']
+      '2.2.2:cft,cft+parts,cft+lora,opd,rl', '1.8.1:teacher']
   shared = ['2.2.2:cft,rl']
   if os.environ.get('DGR2_ALL_MESHES'):
     wanted = [f'{mesh}:{STAGES}' for mesh in MESHES] + ['1.8.1:teacher']
