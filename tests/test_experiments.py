@@ -102,7 +102,7 @@ def test_published_tables_are_of_the_published_measurements(folder):
 
 @pytest.mark.parametrize('path', sorted(
     path for stage in ('ar_rl', 'opd', 'rl')
-    for path in ROOT.glob(f'experiments/*/{stage}.json')), ids=str)
+    for path in ROOT.glob(f'experiments/**/{stage}.json')), ids=str)
 def test_published_variants_are_of_the_published_measurements(path):
   table = runpy.run_path(
       str(ROOT / 'experiments' / 'on_policy' / 'run.py'))['table']
