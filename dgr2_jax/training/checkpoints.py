@@ -122,6 +122,13 @@ class Checkpoints:
                              json.dumps(manifest, indent=1) + '\n')
       self._prune()
 
+  def close(self) -> None:
+    """Waits for what is being written, whatever the other processes do."""
+    if jax.process_count() == 1:
+      self.finish()
+    elif self._pending:
+      self._pending[-1].result()
+
   def restore_latest(self, state: Any,
                      params: Any) -> tuple[int, Any, Any, Best | None] | None:
     """Restores the newest usable checkpoint.

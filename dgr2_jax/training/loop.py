@@ -220,7 +220,8 @@ class _Run:
         workdir, self._stage, -1 if self._saved is None else self._step)
     profile = metrics_logging.Profile(
         workdir / 'profile' / self._stage, *profile_steps)
-    with (contextlib.closing(self._writer), contextlib.closing(profile),
+    with (contextlib.closing(self._checkpoints),
+          contextlib.closing(self._writer), contextlib.closing(profile),
           interrupts.Signals() as signals,
           contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
@@ -283,7 +284,7 @@ class _Run:
   def _check_finite(self) -> None:
     bad = int(self._state.bad_step)
     if bad >= 0:
-      self._checkpoints.finish()
+      self._checkpoints.finish()  # all processes are here
       raise TrainingError(
           f'{self._stage}: the loss or its gradient is not finite at step '
           f'{bad} (seen after step {self._step}, finite up to '
