@@ -4,10 +4,11 @@
         --qwen3=8b --topology=v5p:2x2x2 [--stages=cft,opd,rl] [--num_slices=1]
 
 compiles the update of every stage, the forward of the teacher or of RL's
-reference and the decoding of rollouts ahead of time, for TPUs with their own compiler (`libtpu`), which needs
-no TPU. No weight is made. For GPUs (`--topology=h100:8`) and simulated devices
-(`cpu:8`) XLA's compiler for CPUs is asked instead: how arrays are split and
-what a program reads is the same there, its temporaries are an estimate.
+reference and the decoding of rollouts ahead of time, for TPUs with their own
+compiler (`libtpu`), which needs no TPU. No weight is made. For GPUs
+(`--topology=h100:8`) and simulated devices (`cpu:8`) XLA's compiler for CPUs is
+asked instead: how arrays are split and what a program reads is the same there,
+its temporaries are an estimate.
 
 `--qwen3` takes the model's published shape where its checkpoint is not at hand.
 Prompts are as long as `prompt.max_prompt`. `--output` writes what was found as

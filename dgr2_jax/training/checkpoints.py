@@ -53,8 +53,8 @@ class Checkpoints:
   """The checkpoints of one stage.
 
   Every method is called by all processes of a job, in the same order;
-  process 0 owns the manifests. Until `finish`, which all other methods begin
-  with, what was saved last does not count.
+  process 0 owns the manifests. Until `finish`, with which saving, restoring
+  and completing begin, what was saved last does not count.
 
   Attributes:
     faults: what was found to be wrong with checkpoints.
