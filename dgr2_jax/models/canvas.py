@@ -207,8 +207,14 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
     prompt = attention_lib.prompt(kp, vp, canvas.prompt_length)
     index = jnp.arange(l)
     own = clean_rule(index, index, config)[None, None, None]
-    out_clean = attention_lib.attend(
-        qc[:, :, None], [prompt, attention_lib.Part(kc, vc, own)], kernel)
+
+    def responses(qc, kc, vc):  # [N, 1, g, L, ...]
+      return attention_lib.attend(
+          qc, [prompt, attention_lib.Part(kc, vc, own)], kernel)
+
+    out_clean = attention_lib.in_chunks(
+        responses, min(model.canvas_chunk, 1),
+        *(x[:, None] for x in (qc, kc, vc)))
     outs = [out_prompt, out_clean.reshape(n, g * l, *query.shape[2:])]
     if m:
 

@@ -162,18 +162,19 @@ def test_chunks_of_canvases_change_nothing():
   config = canvas_lib.CanvasConfig(4)
   canvas = random_canvas(tiny.batch(), 4, m=6)
 
-  def noisy(params, chunk):
+  def states(params, chunk):
     model, _ = tiny.model(canvas_chunk=chunk)
-    return states_of(model, params, canvas, config).noisy
+    both = states_of(model, params, canvas, config)
+    return jnp.concatenate([both.clean.ravel(), both.noisy.ravel()])
 
   params = tiny.model(scale=1.)[1]
-  np.testing.assert_allclose(noisy(params, 2), noisy(params, 0), atol=2e-5)
-  gradients = [jax.grad(lambda p: (noisy(p, chunk) ** 2).mean())(params)
+  np.testing.assert_allclose(states(params, 2), states(params, 0), atol=2e-5)
+  gradients = [jax.grad(lambda p: (states(p, chunk) ** 2).mean())(params)
                for chunk in (0, 3)]
   jax.tree.map(lambda a, b: np.testing.assert_allclose(
       a, b, rtol=1e-3, atol=1e-5), *gradients)
   with pytest.raises(ValueError, match='canvas_chunk=4'):
-    noisy(params, 4)
+    states(params, 4)
 
 
 @pytest.mark.parametrize('changes, message', [

@@ -78,6 +78,17 @@ def test_no_update_holds_what_chunks_avoid(stage):
   assert max(update_of(stage)) < scores
 
 
+@pytest.mark.parametrize('stage', ['opd', 'rl'])
+def test_copies_of_responses_attend_one_by_one(stage):
+  """Four canvases a row: a response is replayed in up to three rows."""
+  short = {f'{stage}__rollout__canvases_per_row': 4}
+  rows = 3 * 3
+  scores = rows * 2 * 24 * (40 + 24)  # H heads, of all copies
+  assert max(update_of(stage, **short)) < scores
+  if stage == 'rl':
+    assert max(update_of(stage, model__canvas_chunk=0, **short)) >= scores
+
+
 def test_without_chunks_it_would():
   assert max(update_of('rl', model__canvas_chunk=0)) >= 2 * 3 * 12 * 4 * 68
   assert max(update_of('rl', rl__head_chunk=0)) >= 3 * 24 * 640
