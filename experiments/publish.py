@@ -33,7 +33,8 @@ PATHS = (
     'prompt.traces.path', 'tokenizer.path', 'model.huggingface',
     'mid_train.text')
 _FLAGS = '|'.join(map(re.escape, PATHS))
-_DIRECTORY = re.compile(rf'(--workdir|--config\.(?:{_FLAGS}))=\S+')
+_DIRECTORY = re.compile(
+    rf'(--workdir|--config\.(?:{_FLAGS})|--config\.opd\.teacher(?==\S*/))=\S+')
 _PUBLISHED = ('report.json', 'report.md', 'report.html', 'figures')
 
 
@@ -46,6 +47,8 @@ def blank(config: dict[str, Any]) -> None:
       section = section.get(name) or {}
     if section.get(field):
       section[field] = 'DIR'
+  if '/' in (config.get('opd') or {}).get('teacher', ''):  # of another run
+    config['opd']['teacher'] = 'DIR'
 
 
 def published_curves(folder: pathlib.Path) -> list[panels.Panel]:

@@ -135,17 +135,18 @@ def _rest(logprobs: jax.Array) -> jax.Array:
 def loss(model: transformer.Transformer, params: Any,
          batch: Mapping[str, jax.Array], canvas: canvas_lib.CanvasConfig,
          config: DistillationConfig, vocabulary: vocabulary_lib.Vocabulary,
-         teacher_head: Any, candidate_ids: tuple[int, ...] = ()
+         teacher_head: Any, candidate_ids: tuple[int, ...] = (),
+         teacher: transformer.Transformer | None = None
          ) -> tuple[scoring.Mean, dict[str, scoring.Mean]]:
   """The objective at the top of this module.
 
   Args:
-    model: the decoder, of student and teacher.
+    model: the student's decoder.
     params: the student's parameters.
     batch: `prompt` [N, P], `prompt_length` [N], `response` [N, G, L],
       `response_length` [N, G], `is_answer` bool [N, G, L]; the fields of a
-      `replay.Replay`, rows R of M canvases; `teacher_states` [N, G, L, D], the
-      teacher's clean states. Without `teacher_states` the teacher is the
+      `replay.Replay`, rows R of M canvases; `teacher_states` [N, G, L, D'],
+      the teacher's clean states. Without `teacher_states` the teacher is the
       student's own clean stream, with no gradient through it.
     canvas: block size and rules of the student.
     config: see `DistillationConfig`.
@@ -153,6 +154,7 @@ def loss(model: transformer.Transformer, params: Any,
     teacher_head: parameters of the teacher's head; unused without
       `teacher_states`.
     candidate_ids: candidate tokens, for `positions='corrected'`.
+    teacher: the teacher's decoder, over the same vocabulary; None is `model`.
 
   Returns:
     The loss and metrics.
@@ -180,6 +182,7 @@ def loss(model: transformer.Transformer, params: Any,
   flat = lambda x: x.reshape(n, g * length, *x.shape[3:])
   teacher_states = jax.lax.stop_gradient(
       flat(clean if own else batch['teacher_states']))
+  teaches = model if own or teacher is None else teacher
   teacher_params = jax.lax.stop_gradient(params) if own else teacher_head
   index = jnp.arange(length)
   token_weight = jnp.where(batch['is_answer'], config.answer_weight,
@@ -222,13 +225,13 @@ def loss(model: transformer.Transformer, params: Any,
 
   def score(state, token, distilled, excluded, teacher_state):
     student = _logprobs(model, params, state, vocabulary)
-    teacher = _logits(model, teacher_params, teacher_state, vocabulary)
+    target = _logits(teaches, teacher_params, teacher_state, vocabulary)
     if config.positions == 'corrected':
       ids = jnp.array(candidate_ids)
-      teacher = teacher.at[..., ids].set(
-          jnp.where(excluded, -jnp.inf, teacher[..., ids]))
-    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(teacher))
-    kl = divergence(teacher, student, config.divergence, config.teacher_top_k)
+      target = target.at[..., ids].set(
+          jnp.where(excluded, -jnp.inf, target[..., ids]))
+    target = jax.lax.stop_gradient(jax.nn.log_softmax(target))
+    kl = divergence(target, student, config.divergence, config.teacher_top_k)
     nats = -jnp.take_along_axis(student, token[..., None], -1)[..., 0]
     return kl, nats
 

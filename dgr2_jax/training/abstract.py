@@ -39,6 +39,7 @@ from dgr2_jax.training import losses
 from dgr2_jax.training import rollouts
 from dgr2_jax.training import sharding
 from dgr2_jax.training import step as step_lib
+from dgr2_jax.training import teachers
 
 STAGES = ('mid_train', 'ar_sft', 'ar_rl', 'cft', 'opd', 'rl')
 _QWEN3_IDS = 151669  # of text and special tokens; later rows are not used
@@ -72,7 +73,7 @@ class Setting:
     mesh: of the devices that are planned for.
     prompt_length: P.
     response_length: L.
-    vocabulary, model, canvas: see `experiment.Experiment`.
+    vocabulary, model, teacher, canvas: see `experiment.Experiment`.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, mesh: Mesh):
@@ -93,12 +94,15 @@ class Setting:
       return ()
     return tuple(range(self.config.data.num_candidates))
 
-  def params(self, dtype: str | None = None,
+  @property
+  def teacher(self) -> transformer.Transformer:
+    """See `teachers.model`."""
+    return teachers.model(self.config, self.model.config)
+
+  def params(self, model: transformer.Transformer | None = None,
              rules: sharding.Rules = transformer.RULES) -> Any:
-    """The parameters' shapes on the mesh."""
-    params = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype),
-        transformer.abstract_params(self.model.config))
+    """The shapes on the mesh of a model's parameters, the student's."""
+    params = transformer.abstract_params((model or self.model).config)
     return sharding.abstract(params, sharding.param_shardings(
         self.mesh, params, rules))
 
@@ -178,19 +182,18 @@ def programs(setting: Setting, stage: str,
   teacher = None
   found = []
   if stage == 'opd' and section.teacher != 'self':
-    teacher = setting.params(section.get('teacher_dtype'),
-                             losses.teacher_rules(setting))
+    teacher = setting.params(setting.teacher, losses.teacher_rules(setting))
     reads = {k: batch[k] for k in losses.TEACHER_READS}
     states = jax.jit(losses.teacher_states(setting))
     found.append(Program(
         'teacher', lambda: _lower(setting, states, teacher, reads),
         {'teacher': teacher, 'batch': reads},
-        flops.forward(setting.model.config, flops.canvas(
+        flops.forward(setting.teacher.config, flops.canvas(
             *batch['prompt'].shape, *batch['response'].shape[1:], 0, 1, 0))))
     batch |= {
         'teacher_states': _batched(
-            setting, (*batch['response'].shape, setting.model.config.width),
-            section.get('teacher_dtype') or setting.model.config.dtype),
+            setting, (*batch['response'].shape, setting.teacher.config.width),
+            setting.teacher.config.dtype),
         step_lib.FROZEN: losses.head_of(teacher)}
   if section.get('kl_weight'):
     score = jax.jit(losses.replayed_logprobs(setting, stage))

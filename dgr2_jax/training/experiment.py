@@ -25,6 +25,7 @@ from dgr2_jax.models import transformer
 from dgr2_jax.models import vocabulary as vocabulary_lib
 from dgr2_jax.training import checkpoints as checkpoints_lib
 from dgr2_jax.training import sharding
+from dgr2_jax.training import teachers
 from dgr2_jax.training import workdir as workdir_lib
 
 
@@ -41,7 +42,7 @@ class Experiment:
     data: what `prepare` left.
     mesh: of all devices; that of the config unless another is given.
     vocabulary: special ids.
-    model: the decoder, shared by teacher and student.
+    model: the student's decoder, and that of the stages before it.
     canvas: the student's block size and rules.
     parser: of the response form.
   """
@@ -68,16 +69,26 @@ class Experiment:
     self.parser = parsing.Parser(
         tokenizer, config.prompt.response_format, config.data.num_candidates)
 
+  @property
+  def teacher(self) -> transformer.Transformer:
+    """The decoder of OPD's teacher; see `teachers.model`."""
+    return teachers.model(self.config, self.model.config)
+
   @classmethod
-  def here(cls, config: ml_collections.ConfigDict,
-           workdir: pathlib.Path) -> Experiment:
+  def here(cls, config: ml_collections.ConfigDict, workdir: pathlib.Path,
+           mesh: jax.sharding.Mesh | None = None) -> Experiment:
     """Of a run that may have trained on other devices than are here.
+
+    Args:
+      config: of the run.
+      workdir: of the run.
+      mesh: of devices; without it as much like the run's as there can be.
 
     Raises:
       workdir.WorkdirError: its config lacks a field, or has one too many.
     """
     try:
-      return cls(config, workdir, sharding.mesh_here(config.mesh))
+      return cls(config, workdir, mesh or sharding.mesh_here(config.mesh))
     except (AttributeError, KeyError, TypeError) as e:
       raise workdir_lib.WorkdirError(
           f'{workdir}/config.json: written by another version, or edited: '

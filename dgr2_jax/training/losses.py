@@ -41,6 +41,7 @@ class Setting(Protocol):
   """What losses need of an `experiment.Experiment`."""
   config: ml_collections.ConfigDict
   model: transformer.Transformer
+  teacher: transformer.Transformer
   vocabulary: vocabulary_lib.Vocabulary
   canvas: canvas_lib.CanvasConfig
 
@@ -106,7 +107,7 @@ def _of_responses(setting: Setting, stage: str) -> step_lib.LossFn:
     candidates = setting.candidate_ids()
     own = lambda params, batch: distillation.loss(
         setting.model, params, batch, canvas, objective, setting.vocabulary,
-        batch.get(step_lib.FROZEN), candidates)
+        batch.get(step_lib.FROZEN), candidates, setting.teacher)
   else:
     objective = objective_of(policy.PolicyConfig, section)
     own = lambda params, batch: policy.loss(
@@ -139,14 +140,9 @@ def replayed_logprobs(setting: Setting,
 
 def teacher_states(setting: Setting) -> Callable[..., jax.Array]:
   """(teacher's params, `TEACHER_READS` of a batch) -> its clean states."""
-  model = setting.model
-  if dtype := setting.config.opd.get('teacher_dtype'):
-    model = transformer.Transformer(dataclasses.replace(
-        model.config, dtype=dtype, param_dtype=dtype))
-
   def clean_states(params, batch):
     return canvas_lib.states(
-        model, params, canvas_lib.autoregressive(
+        setting.teacher, params, canvas_lib.autoregressive(
             *(batch[k] for k in TEACHER_READS)),
         setting.vocabulary.mask_id, canvas_lib.AUTOREGRESSIVE).clean
 
@@ -226,6 +222,6 @@ def update_flops(setting: Setting, stage: str,
   work = update_work(setting, stage, batch)
   count = flops.update(setting.model.config, work)
   if stage == 'opd':  # the teacher's logits of the same rows, no gradient
-    count += flops.forward(setting.model.config,
+    count += flops.forward(setting.teacher.config,
                            flops.Work(0, 0, work.head_rows))
   return count

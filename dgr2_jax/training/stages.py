@@ -48,12 +48,14 @@ from dgr2_jax.training import mid_training
 from dgr2_jax.training import rollouts
 from dgr2_jax.training import sharding
 from dgr2_jax.training import step as step_lib
+from dgr2_jax.training import teachers
 
 
 def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Builds everything that is data, on one host; see `data/prepare.py`."""
   if jax.process_index() == 0:
     prepare_lib.prepare(config, workdir / 'data')
+    teachers.check_data(config, prepare_lib.load(config, workdir / 'data'))
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices('prepare')
 
@@ -155,11 +157,7 @@ def _reference(experiment: experiment_lib.Experiment, stage: str,
 
 def _distil(experiment: experiment_lib.Experiment) -> None:
   """Trains with the divergence from the teacher on the student's responses."""
-  section = experiment.config.opd
-  teacher = None if section.teacher == 'self' else experiment.restore(
-      experiment.before('convert') if section.teacher == 'ar'
-      else section.teacher, section.get('teacher_dtype'),
-      losses.teacher_rules(experiment))
+  teacher = _teacher(experiment)
   clean_states = jax.jit(losses.teacher_states(experiment))
 
   def annotate(batch):
@@ -173,6 +171,21 @@ def _distil(experiment: experiment_lib.Experiment) -> None:
 
   _train(experiment, 'opd', experiment.restore(experiment.before('opd')),
          _rollouts(experiment, 'opd', annotate, only_informative=False))
+
+
+def _teacher(experiment: experiment_lib.Experiment) -> Any:
+  """The parameters of OPD's teacher; None where the student is its own."""
+  section, source = experiment.config.opd, experiment
+  stage = section.teacher
+  if stage == 'self':
+    return None
+  if stage == 'ar':
+    stage = experiment.before('convert')
+  elif found := teachers.elsewhere(stage):
+    config, directory, stage = found
+    source = experiment_lib.Experiment.here(config, directory, experiment.mesh)
+  return source.restore(stage, section.get('teacher_dtype'),
+                        losses.teacher_rules(experiment))
 
 
 def _rollouts(experiment: experiment_lib.Experiment, stage: str,

@@ -31,6 +31,7 @@ from dgr2_jax.retrieval import retrievers
 from dgr2_jax.semantic_ids import catalogue
 from dgr2_jax.training import optimizer
 from dgr2_jax.training import rollouts
+from dgr2_jax.training import teachers
 
 # Stages that a recipe may have, in their order.
 RECIPE = ('mid_train', 'ar_sft', 'ar_rl', 'convert', 'cft', 'opd', 'rl')
@@ -294,10 +295,12 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
             f'config.mid_train.best_metric is {section.best_metric!r}: '
             f'expected one of {", ".join(known)}.')
     if name == 'opd':
-      teachers = ('ar', 'self', *recipe[:recipe.index('opd')])
-      if section.teacher not in teachers:
+      known = ('ar', 'self', *recipe[:recipe.index('opd')])
+      if (section.teacher not in known
+          and not teachers.elsewhere(str(section.teacher))):
         raise ValueError(f'config.opd.teacher is {section.teacher!r}: expected '
-                         f'one of {", ".join(teachers)}.')
+                         f'one of {", ".join(known)}, or a stage of another '
+                         'run as DIR/checkpoints/STAGE.')
       if section.rollout.refill != 1:
         raise ValueError(f'config.opd.rollout.refill is '
                          f'{section.rollout.refill}: expected 1; every group '

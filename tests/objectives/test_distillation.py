@@ -29,12 +29,13 @@ SHIFTED = canvas_lib.CanvasConfig(B)
 SAME = canvas_lib.CanvasConfig(B, alignment='same_position')
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def loss_and_grad(model, params, batch, canvas, config, head=None):
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 6))
+def loss_and_grad(model, params, batch, canvas, config, head=None,
+                  teacher=None):
   return jax.value_and_grad(
       lambda params: distillation.loss(
-          model, params, batch, canvas, config, V, head, CANDIDATES)[0].value)(
-              params)
+          model, params, batch, canvas, config, V, head, CANDIDATES,
+          teacher)[0].value)(params)
 
 
 @functools.cache
@@ -154,29 +155,30 @@ def dense_rows(batch, steps, canvas, config):
       'total': token_weight.sum(), 'reverse': config.divergence == 'reverse'}
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def dense_loss_and_grad(params, config, teacher, rows):
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def dense_loss_and_grad(params, config, teacher, teacher_config, rows):
 
-  def states(params, tokens, positions, mask):
+  def states(params, config, tokens, positions, mask):
     return jax.vmap(functools.partial(reference.hidden, params, config))(
         tokens, positions, mask)
 
-  def scores(params, states, read):
+  def scores(params, config, states, read):
     return reference.logits(
         params, config, jnp.take_along_axis(states, read[..., None], 1))
 
   clean = rows['causal'].shape[-1]
-  taught = scores(teacher, states(
-      teacher, rows['tokens'][:, :clean], rows['positions'][:, :clean],
-      rows['causal']), rows['clean_read'])
+  taught = scores(teacher, teacher_config, states(
+      teacher, teacher_config, rows['tokens'][:, :clean],
+      rows['positions'][:, :clean], rows['causal']), rows['clean_read'])
   column = jnp.searchsorted(ALLOWED, rows['response'])[..., None]
 
   def loss(params):
     total = 0.
-    hidden = states(params, rows['tokens'], rows['positions'], rows['mask'])
+    hidden = states(params, config, rows['tokens'], rows['positions'],
+                    rows['mask'])
     for part, excluded in (('clean', False), ('noisy', rows['excluded'])):
       student = jax.nn.log_softmax(
-          scores(params, hidden, rows[part + '_read'])[..., ALLOWED])
+          scores(params, config, hidden, rows[part + '_read'])[..., ALLOWED])
       p = jax.nn.softmax(
           jnp.where(excluded, -jnp.inf, taught)[..., ALLOWED])
       # Only forward divergences meet p = 0 here.
@@ -213,11 +215,29 @@ def test_loss_and_gradient_equal_dense_rows(canvas, config):
   model, params, teacher, batch, steps = problem(canvas)
   rows = dense_rows(batch, steps, canvas, config)
   assert rows['excluded'].any() == (config.positions == 'corrected')
-  want, want_grad = dense_loss_and_grad(params, model.config, teacher, rows)
+  want, want_grad = dense_loss_and_grad(
+      params, model.config, teacher, model.config, rows)
   head = {k: v for k, v in teacher.items() if k != 'layers'}
   got, got_grad = loss_and_grad(model, params, batch, canvas, config, head)
   assert got == pytest.approx(float(want), rel=1e-4)
   assert max(np.abs(x).max() for x in jax.tree.leaves(want_grad)) > .1
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=1e-3, atol=1e-4), got_grad, want_grad)
+
+
+def test_a_teacher_of_another_size_equals_dense_rows():
+  model, params, _, batch, steps = problem(SHIFTED)
+  config = config_of(positions='nothing_right', elsewhere='cross_entropy')
+  large, teacher = tiny.model(width=40, num_layers=3, head_dim=8, mlp_dim=48,
+                              tie_embeddings=True)
+  batch = batch | {'teacher_states': clean_states(large, teacher, batch)}
+  want, want_grad = dense_loss_and_grad(
+      params, model.config, teacher, large.config,
+      dense_rows(batch, steps, SHIFTED, config))
+  head = {k: v for k, v in teacher.items() if k != 'layers'}
+  got, got_grad = loss_and_grad(
+      model, params, batch, SHIFTED, config, head, large)
+  assert got == pytest.approx(float(want), rel=1e-4)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(
       a, b, rtol=1e-3, atol=1e-4), got_grad, want_grad)
 

@@ -1,0 +1,84 @@
+"""A run whose OPD is taught by a larger model of another run."""
+
+import json
+import runpy
+
+import pytest
+
+from dgr2_jax.data import prepare
+from dgr2_jax.training import experiment as experiment_lib
+from dgr2_jax.training import stages
+from dgr2_jax.training import teachers
+from dgr2_jax.training import validation
+from tests.training import runs
+
+
+def config_of(teacher='ar', **model):
+  """The shortest run, of few shoppers."""
+  config = runpy.run_path(str(runs.CONFIG))['get_config']('smoke')
+  config.recipe = ('ar_sft', 'convert', 'cft', 'opd')
+  config.data.embedded.num_users = 120
+  config.boosted.iterations = 20
+  for stage in ('ar_sft', 'cft', 'opd'):
+    config[stage].update(
+        steps=2, eval_every=2, eval_requests=8, batch_size=4)
+  config.opd.teacher = str(teacher)
+  config.model.update(model)
+  return config
+
+
+def run(config, workdir, *names):
+  workdir.mkdir(exist_ok=True)
+  (workdir / 'config.json').write_text(config.to_json())
+  for name in names:
+    getattr(stages, name)(config, workdir)
+
+
+@pytest.fixture(scope='module')
+def other(tmp_path_factory):
+  """A run that got as far as `ar_sft`."""
+  workdir = tmp_path_factory.mktemp('other')
+  run(config_of(), workdir, 'prepare', 'ar_sft')
+  return workdir
+
+
+def test_a_larger_model_of_another_run_teaches(other, tmp_path):
+  config = config_of(other / 'checkpoints' / 'ar_sft', num_layers=1, width=24,
+                     dtype='bfloat16')
+  validation.check(config)
+  run(config, tmp_path, 'prepare', 'ar_sft', 'convert', 'cft', 'opd')
+  assert any(line.get('train/kl', 0) > 0 for line in runs.metrics(tmp_path)
+             if line['stage'] == 'opd')
+  experiment = experiment_lib.Experiment(config, tmp_path)
+  shape = experiment.teacher.config
+  assert shape.width == config_of().model.width != 24
+  assert shape.dtype == 'bfloat16'  # how it computes is up to this run
+  assert stages._teacher(experiment)['final_norm'].shape == (shape.width,)
+
+
+@pytest.mark.parametrize('section, field, value, message', [
+    ('prompt', 'max_history', 3, 'prompt.max_history=5, not 3'),
+    ('tokenizer', 'num_brands', 8, 'the tokens of .* are not those of this')])
+def test_what_it_cannot_read_is_named_by_prepare(
+    other, tmp_path, section, field, value, message):
+  config = config_of(other / 'checkpoints' / 'ar_sft')
+  config[section][field] = value
+  with pytest.raises(ValueError, match=f'config.opd.teacher: .*{message}'):
+    run(config, tmp_path, 'prepare')
+  config.opd.teacher = 'ar'
+  teachers.check_data(config, prepare.load(config, tmp_path / 'data'))
+
+
+@pytest.mark.parametrize('where, message', [
+    ('nobody/checkpoints/ar', 'expected the config of a working directory'),
+    ('run', 'expected a stage of another run as DIR/checkpoints/STAGE'),
+    ('run/checkpoints/best', 'its recipe has ar_sft, convert, cft'),
+    ('run/checkpoints/cft', 'stage up to convert')])
+def test_a_bad_teacher_is_named_before_any_work(tmp_path, where, message):
+  (tmp_path / 'run').mkdir()
+  content = config_of().to_dict()
+  content['canvas']['clean_stream'] = 'block_causal'
+  (tmp_path / 'run' / 'config.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=message):
+    validation.check(config_of(tmp_path / where))
+  validation.check(config_of(tmp_path / 'run' / 'checkpoints' / 'ar_sft'))
