@@ -80,7 +80,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.opd.update(policy, batch_size=128,  # paper
                steps=1500,  # paper
                learning_rate=1e-6,  # paper
-               eval_every=300, checkpoint_every=100, teacher_dtype='bfloat16')
+               teacher='ar', teacher_dtype='bfloat16',  # paper: frozen AR
+               eval_every=300, checkpoint_every=100)
   c.opd.rollout.update(num_rollouts=4, temperature=1.0,  # paper: G' = 4
                        canvases_per_row=5)  # one of every block
   c.rl.update(policy, batch_size=64, steps=600,  # paper: steps

@@ -209,8 +209,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.cft.ar_weight = 0.5
   c.opd = dict(
       policy, **weights, **noise, steps=60, learning_rate=1e-4, eval_every=30,
-      # self: the student's clean stream; or a stage, also another run's:
-      # DIR/checkpoints/STAGE, whose model may be larger
+      # The paper's; self: the student's clean stream; or a stage, also another
+      # run's: DIR/checkpoints/STAGE, whose model may be larger
       teacher='ar',
       divergence='forward',  # reverse | none
       positions='nothing_right',  # all: the paper's | corrected

@@ -242,9 +242,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.cft.ar_weight = 0.5
   c.opd = dict(
       policy, **weights, **noise, steps=40, learning_rate=1e-4, eval_every=20,
-      # self: the student's clean stream; or a stage, also another run's:
-      # DIR/checkpoints/STAGE, whose model may be larger
-      teacher='ar',
+      # The student's clean stream; ar: the paper's; or a stage, also another
+      # run's: DIR/checkpoints/STAGE, whose model may be larger
+      teacher='self',
       divergence='forward',  # reverse | none
       positions='nothing_right',  # all: the paper's | corrected
       elsewhere='cross_entropy',  # none

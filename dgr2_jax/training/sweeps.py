@@ -30,11 +30,15 @@ def ablations(recipe: Sequence[str]) -> dict[str, dict[str, Any]]:
       'cft_rl': without('opd'),
       # A block-causal clean stream is no AR model that could be trained along.
       'block_causal': {'canvas.clean_stream': 'block_causal',
-                       'cft.ar_weight': 0., 'rl.ar_weight': 0.},
+                       'cft.ar_weight': 0., 'rl.ar_weight': 0.,
+                       'opd.teacher': 'ar'},
       'no_ar_term': {'cft.ar_weight': 0., 'rl.ar_weight': 0.},
       'same_position': {'canvas.alignment': 'same_position'},
       'all_canvases': {'opd.rollout.canvases': 'all'},
-      'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none'},
+      'opd_from_ar': {'opd.teacher': 'ar'},
+      'opd_from_self': {'opd.teacher': 'self'},
+      'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none',
+                           'opd.teacher': 'ar'},
       # Which tau the paper rolls out at is open.
       'rl_as_published': {
           'ar_rl.cft_weight': 0., 'rl.cft_weight': 0., 'rl.ar_weight': 0.,

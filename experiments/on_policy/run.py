@@ -38,8 +38,10 @@ THRESHOLDS = (.9, .6, .4)
 SPLITS = ('validation', 'test')
 
 
-def distilled(positions: str, elsewhere: str, **other: Any) -> dict[str, Any]:
+def distilled(positions: str, elsewhere: str, teacher: str = 'ar',
+              **other: Any) -> dict[str, Any]:
   return {'opd.positions': positions, 'opd.elsewhere': elsewhere,
+          'opd.teacher': teacher,
           **{f'opd.{name}': value for name, value in other.items()}}
 
 

@@ -43,6 +43,7 @@ def config_of(**changes) -> ml_collections.ConfigDict:
   c.mid_train = {**c.cft.to_dict(), 'batch_size': 2, 'max_length': 48}
   for stage in ('cft', 'opd', 'rl'):
     c[stage].update(batch_size=1, head_chunk=8)
+  c.opd.teacher = 'ar'
   for stage in ('opd', 'rl'):
     c[stage].update(cft_weight=0.)
     c[stage].rollout.update(num_rollouts=3, canvases_per_row=12,

@@ -62,6 +62,7 @@ def get_config():
     c[name].rollout.update(num_rollouts=2, updates=1, threshold=.3, refill=1,
                            temperature=1., canvases='all', canvases_per_row=3)
   c.ar_rl.cft_weight = c.rl.cft_weight = 0.
+  c.opd.teacher = 'ar'
   return c
 
 

@@ -45,8 +45,8 @@ def test_bad_hosts_are_named(where, message):
 @pytest.mark.parametrize('recipe, flags', [
     (('ar_sft', 'convert', 'cft', 'opd'),
      ('canvas.clean_stream=block_causal', 'canvas.alignment=same_position',
-      'cft.ar_weight=0.', 'opd.cft_weight=0.5', 'opd.positions=all',
-      'opd.elsewhere=none', 'opd.rollout.canvases=all')),
+      'opd.teacher=ar', 'cft.ar_weight=0.', 'opd.cft_weight=0.5',
+      'opd.positions=all', 'opd.elsewhere=none', 'opd.rollout.canvases=all')),
     (('ar_sft', 'convert', 'cft', 'opd', 'rl'),
      ('opd.teacher=self', 'opd.divergence=reverse', 'opd.teacher_top_k=4',
       'rl.kl_weight=0.1', 'rl.reward.overlong_buffer=0',
