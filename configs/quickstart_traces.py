@@ -41,4 +41,4 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 def sweep(variant: str = ''):
   """name -> fields that differ; --print_sweep lists the commands."""
-  return sweeps.ablations(get_config(variant).recipe)
+  return sweeps.ablations(get_config(variant))

@@ -212,9 +212,10 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
       return attention_lib.attend(
           qc, [prompt, attention_lib.Part(kc, vc, own)], kernel)
 
+    # Kernels keep no scores to prompts, the bulk of them.
+    one_by_one = model.canvas_chunk and kernel == 'xla'
     out_clean = attention_lib.in_chunks(
-        responses, min(model.canvas_chunk, 1),
-        *(x[:, None] for x in (qc, kc, vc)))
+        responses, int(bool(one_by_one)), *(x[:, None] for x in (qc, kc, vc)))
     outs = [out_prompt, out_clean.reshape(n, g * l, *query.shape[2:])]
     if m:
 

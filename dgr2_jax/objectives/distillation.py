@@ -17,8 +17,8 @@ candidates that the canvas uses already, and a student that learns it repeats
 candidates. `experiments/on_policy` compares the choices of `positions`:
 
     all            every masked position: the paper's form
-    nothing_right  positions right of everything revealed in the block, where
-                   teacher and student know the same
+    nothing_right  positions right of everything revealed in the block; what is
+                   still masked to their left the teacher alone knows
     corrected      all, the teacher's mass on candidates that stand to the right
                    taken away (compact form: candidates are single tokens)
 

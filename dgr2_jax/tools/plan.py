@@ -223,8 +223,8 @@ def roofline(setting: abstract.Setting, program: abstract.Program,
     they are `bound` by.
   """
   mesh, model = setting.mesh.shape, setting.model.config
-  parameters = sum(math.prod(x.shape)
-                   for x in jax.tree.leaves(setting.params()))
+  parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(
+      program.arguments.get(program.name, setting.params())))
   weights = (parameters / mesh['tensor'] * np.dtype(model.dtype).itemsize
              * program.passes)
   state = 2 * sum(_bytes_a_device(program.arguments[kind])

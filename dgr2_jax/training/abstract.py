@@ -94,7 +94,7 @@ class Setting:
       return ()
     return tuple(range(self.config.data.num_candidates))
 
-  @property
+  @functools.cached_property
   def teacher(self) -> transformer.Transformer:
     """See `teachers.model`."""
     return teachers.model(self.config, self.model.config)

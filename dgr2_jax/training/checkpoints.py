@@ -19,6 +19,7 @@ state from which the same training follows, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent import futures
 import dataclasses
 import hashlib
 import json
@@ -103,7 +104,10 @@ class Checkpoints:
     parts = {'params': params}
     if jax.tree.leaves(state):  # Orbax refuses empty trees
       parts['state'] = state
-    self._pending = step, best, ocp.save_checkpointables_async(path, parts)
+    response = ocp.save_checkpointables_async(path, parts)
+    with_thread = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._pending = step, best, with_thread.submit(response.result)
+    with_thread.shutdown(wait=False)
 
   def finish(self) -> None:
     """Waits for a checkpoint to be whole, then deletes those not needed."""
@@ -121,6 +125,11 @@ class Checkpoints:
       workdir_lib.write_text(self._manifest_path(step),
                              json.dumps(manifest, indent=1) + '\n')
       self._prune()
+
+  def finish_if_written(self) -> None:
+    """`finish` where no process would wait for what it writes."""
+    if self._pending and _all(self._pending[-1].done()):
+      self.finish()
 
   def close(self) -> None:
     """Waits for what is being written, whatever the other processes do."""
@@ -336,6 +345,13 @@ def _is_primary() -> bool:
 def _barrier(name: str) -> None:
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
+
+
+def _all(value: bool) -> bool:
+  """Whether it is true on every process."""
+  if jax.process_count() == 1:
+    return value
+  return bool(np.all(multihost_utils.process_allgather(np.bool_(value))))
 
 
 def _agree(value: int | None) -> int | None:

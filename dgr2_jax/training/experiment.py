@@ -69,7 +69,7 @@ class Experiment:
     self.parser = parsing.Parser(
         tokenizer, config.prompt.response_format, config.data.num_candidates)
 
-  @property
+  @functools.cached_property
   def teacher(self) -> transformer.Transformer:
     """The decoder of OPD's teacher; see `teachers.model`."""
     return teachers.model(self.config, self.model.config)

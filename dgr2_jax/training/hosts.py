@@ -31,6 +31,8 @@ def join(where: str) -> None:
                               < int(match['count'])):
     raise ValueError(f'--multihost={where}: expected auto, or HOST:PORT,I/N '
                      'with I below N')
+  # JAX would keep SIGTERM to itself, and a run could not be ended by it.
+  jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(**explicit)
   except (RuntimeError, ValueError) as e:

@@ -226,7 +226,8 @@ class _Run:
           contextlib.closing(self._batches(batches)) as loaded):
       self._clock, self._timed = metrics_logging.Clock(), self._step
       self._clock_start, self._started, self._flops = 0., self._step, 0.
-      if hasattr(batches, 'collect') and self._best is None:
+      rounds = hasattr(batches, 'collect')
+      if rounds and self._best is None:
         # A policy may not end worse than it begins.
         self._evaluate()
         self._save()
@@ -237,14 +238,16 @@ class _Run:
         last = self._step == config.steps
         if last or self._step % config.log_every == 0:
           self._log()
-          self._checkpoints.finish()
+          with self._clock.pause():
+            self._checkpoints.finish_if_written()
         improved = False
         if last or self._step % config.eval_every == 0:
           improved = self._evaluate()
         if last or improved or self._step % config.checkpoint_every == 0:
           self._save()
-        if (not last and self._step % unit == 0
-            and signals.received(self._step % config.log_every == 0)):
+        # A round takes long enough for hosts to agree after each.
+        if (not last and self._step % unit == 0 and signals.received(
+            rounds or self._step % config.log_every == 0)):
           self._save()
           self._checkpoints.finish()
           raise Interrupted(

@@ -5,9 +5,9 @@
 
 A round is a function of (parameters, seed, r), and checkpoints are only written
 between rounds: a run killed within one does it again with the same bits.
-Where a round makes several update batches, decoding is dispatched ahead: a
-device decodes the prompts of the next one while the host parses the last one.
-With one (U = 1) it has to wait, as the next prompts want the updated policy.
+Within a round decoding is dispatched ahead: a device decodes the next prompts,
+for another update batch (U > 1) or a refill, while the host parses the last
+ones. Between rounds it waits, as the next prompts want the updated policy.
 """
 
 from __future__ import annotations
@@ -160,18 +160,17 @@ class Rollouts:
     wanted = self.updates * size
     kept, spare, decoded = [], [], 0
     tally = _Tally()
-    for attempt in range(self._config.refill):
-      first = (round_ * self._config.refill + attempt) * self.updates
-      for prompts, rollout in self._decode(
-          params, range(first, first + self.updates), seed):
-        groups = self._groups(prompts, rollout)
-        tally.add(groups)
-        decoded += size
-        good = groups['kept']
-        kept.append(_take(groups, np.flatnonzero(good)))
-        spare.append(_take(groups, np.flatnonzero(~good)))
+    most = self.updates * self._config.refill
+    for prompts, rollout in self._decode(
+        params, range(round_ * most, (round_ + 1) * most), seed):
+      groups = self._groups(prompts, rollout)
+      tally.add(groups)
+      decoded += size
+      good = groups['kept']
+      kept.append(_take(groups, np.flatnonzero(good)))
+      spare.append(_take(groups, np.flatnonzero(~good)))
       informative = sum(len(g['kept']) for g in kept)
-      if informative >= wanted:
+      if informative >= wanted and decoded % wanted == 0:
         break
     # Groups that teach nothing fill up the batches; they carry no weight.
     groups = _take(_concatenate(kept + spare), np.arange(wanted))

@@ -55,7 +55,6 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Builds everything that is data, on one host; see `data/prepare.py`."""
   if jax.process_index() == 0:
     prepare_lib.prepare(config, workdir / 'data')
-    teachers.check_data(config, prepare_lib.load(config, workdir / 'data'))
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices('prepare')
 
@@ -183,6 +182,7 @@ def _teacher(experiment: experiment_lib.Experiment) -> Any:
     stage = experiment.before('convert')
   elif found := teachers.elsewhere(stage):
     config, directory, stage = found
+    teachers.check_data(experiment.config, experiment.data)
     source = experiment_lib.Experiment.here(config, directory, experiment.mesh)
   return source.restore(stage, section.get('teacher_dtype'),
                         losses.teacher_rules(experiment))
@@ -205,7 +205,7 @@ def _rollouts(experiment: experiment_lib.Experiment, stage: str,
 
 def _prompts(experiment: experiment_lib.Experiment,
              section: ml_collections.ConfigDict):
-  """Batches of training requests, each once an epoch."""
+  """Batches of training requests; refills that are not needed are skipped."""
   return experiment.train_batches(
       section.batch_size, [experiment.data.record_file('train')], whole=True)
 
@@ -293,7 +293,13 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path,
     for name in ('evaluate', *names):
       if size := config.get(name, {}).get('batch_size'):
         sharding.check_rows(mesh, size, f'config.{name}.batch_size')
+  taught = 'opd' in names and not (
+      workdir / 'checkpoints' / 'opd' / 'complete.json').exists()
+  if taught:
+    teachers.check(config)
   for name in names:
     logging.info('Stage %s.', name)
     _RUN[name](config, workdir)
+    if taught and name == 'prepare':
+      teachers.check_data(config, prepare_lib.load(config, workdir / 'data'))
     logging.info('Stage %s is complete.', name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
 import pathlib
 import runpy
 import shlex
@@ -18,10 +17,10 @@ from typing import Any
 import ml_collections
 
 
-def ablations(recipe: Sequence[str]) -> dict[str, dict[str, Any]]:
+def ablations(config: ml_collections.ConfigDict) -> dict[str, dict[str, Any]]:
   """A sweep: what every stage and choice of the method is worth."""
   def without(*stages):
-    return {'recipe': tuple(stage for stage in recipe if stage not in stages)}
+    return {'recipe': tuple(x for x in config.recipe if x not in stages)}
 
   return {
       'whole': {},
@@ -32,11 +31,12 @@ def ablations(recipe: Sequence[str]) -> dict[str, dict[str, Any]]:
       'block_causal': {'canvas.clean_stream': 'block_causal',
                        'cft.ar_weight': 0., 'rl.ar_weight': 0.,
                        'opd.teacher': 'ar'},
-      'no_ar_term': {'cft.ar_weight': 0., 'rl.ar_weight': 0.},
+      'no_ar_term': {'cft.ar_weight': 0., 'rl.ar_weight': 0.,
+                     'opd.teacher': 'ar'},
       'same_position': {'canvas.alignment': 'same_position'},
       'all_canvases': {'opd.rollout.canvases': 'all'},
-      'opd_from_ar': {'opd.teacher': 'ar'},
-      'opd_from_self': {'opd.teacher': 'self'},
+      'other_teacher': {
+          'opd.teacher': 'ar' if config.opd.teacher == 'self' else 'self'},
       'opd_as_published': {'opd.positions': 'all', 'opd.elsewhere': 'none',
                            'opd.teacher': 'ar'},
       # Which tau the paper rolls out at is open.

@@ -3,24 +3,28 @@
     'self'                   the student's own clean stream
     'ar'                     the AR re-ranker of this run
     'cft', ...               another stage of this run, before `opd`
-    'DIR/checkpoints/STAGE'  a stage of another run over the same tokens; its
-                             model may have another size
+    'DIR/checkpoints/STAGE'  a stage of another run over the same catalogue and
+                             tokens; its model may have another size
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 
 import ml_collections
+import numpy as np
 
 from dgr2_jax.data import prepare
+from dgr2_jax.models import attention
 from dgr2_jax.models import huggingface
 from dgr2_jax.models import transformer
 from dgr2_jax.training import workdir as workdir_lib
 
-# Of a config, what prompts are made of.
-_PROMPT = ('response_format', 'item_fields', 'evidence', 'max_history')
+# Of a config, what prompts and answers are made of.
+_FORM = ('prompt.response_format', 'prompt.item_fields', 'prompt.evidence',
+         'prompt.max_history', 'data.num_candidates')
 
 
 def elsewhere(
@@ -28,8 +32,7 @@ def elsewhere(
   """Config, directory and stage of another run; None for one of this run.
 
   Raises:
-    ValueError: there is no such run, or its recipe has no such stage, or that
-      stage has no AR stream.
+    ValueError: there is no such run.
   """
   if '/' not in teacher:
     return None
@@ -41,23 +44,57 @@ def elsewhere(
     config = workdir_lib.read_config(path.parents[1])
   except workdir_lib.WorkdirError as e:
     raise ValueError(f'config.opd.teacher: {e}') from e
-  recipe = tuple(config.recipe)
-  if path.name not in recipe:
-    raise ValueError(f'config.opd.teacher is {teacher!r}: its recipe has '
-                     f'{", ".join(recipe)}.')
-  if (config.canvas.get('clean_stream') == 'block_causal'
-      and recipe.index(path.name) > recipe.index('convert')):
-    raise ValueError(f'config.opd.teacher is {teacher!r}: expected a stage up '
-                     'to convert, as its clean stream is block_causal.')
   return config, path.parents[1], path.name
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Whether there is such a teacher, as far as configs tell.
+
+  Raises:
+    ValueError: there is not: no such stage, or none that is complete; one whose
+      clean stream is no AR model; or one that reads other prompts.
+  """
+  teacher, recipe = str(config.opd.teacher), tuple(config.recipe)
+  found = elsewhere(teacher)
+  if found is None:
+    known = ('ar', 'self', *recipe[:recipe.index('opd')])
+    if teacher not in known:
+      raise ValueError(f'config.opd.teacher is {teacher!r}: expected one of '
+                       f'{", ".join(known)}, or a stage of another run as '
+                       'DIR/checkpoints/STAGE.')
+    _check_stream(config, teacher, recipe)
+    return
+  other, directory, stage = found
+  if not (directory / 'checkpoints' / stage / 'complete.json').exists():
+    raise ValueError(f'config.opd.teacher is {teacher!r}: that stage is not '
+                     'complete, or not there.')
+  _check_stream(other, stage, tuple(other.recipe))
+  there, here = (workdir_lib.flatten(workdir_lib.to_json(x))
+                 for x in (other, config))
+  for name in _FORM:
+    if there.get(name) != here.get(name):
+      raise ValueError(f'config.opd.teacher: {directory} was trained with '
+                       f'{name}={there.get(name)!r}, not {here.get(name)!r}.')
+
+
+def _check_stream(config: ml_collections.ConfigDict, stage: str,
+                  recipe: Sequence[str]) -> None:
+  """A clean stream that is block_causal sees the tokens it would teach."""
+  before = recipe[:recipe.index('convert')] if 'convert' in recipe else recipe
+  if (config.get('canvas', {}).get('clean_stream') == 'block_causal'
+      and stage not in ('ar', *before)):
+    raise ValueError(
+        f'config.opd.teacher is {config.opd.teacher!r}: expected a stage '
+        "before convert with canvas.clean_stream='block_causal', whose clean "
+        'stream sees the tokens that it would teach.')
 
 
 def check_data(config: ml_collections.ConfigDict,
                data: prepare.Prepared) -> None:
-  """Whether a teacher of another run reads this run's prompts.
+  """Whether a teacher of another run knows this run's items and tokens.
 
   Raises:
-    ValueError: it does not; names what differs.
+    ValueError: it does not.
   """
   if 'opd' not in config.recipe:
     return
@@ -65,19 +102,16 @@ def check_data(config: ml_collections.ConfigDict,
   if found is None:
     return
   other, directory, _ = found
-  for field in _PROMPT:
-    there, here = (workdir_lib.to_json(x)['prompt'].get(field)
-                   for x in (other, config))
-    if there != here:
-      raise ValueError(f'config.opd.teacher: {directory} was trained with '
-                       f'prompt.{field}={there!r}, not {here!r}.')
-  there, here = (x.tokenizer for x in (
-      prepare.load(other, directory / 'data'), data))
-  if (there.vocab_size, there.huggingface_files()) != (
-      here.vocab_size, here.huggingface_files()):
-    raise ValueError(
-        f'config.opd.teacher: the tokens of {directory} are not those of this '
-        'run: expected the same tokenizer, catalogue and retriever.')
+  theirs = prepare.load(other, directory / 'data')
+  if theirs.items != data.items or not np.array_equal(
+      theirs.semantic_ids, data.semantic_ids):
+    raise ValueError(f'config.opd.teacher: the items of {directory}, or their '
+                     'semantic ids, are not those of this run.')
+  there, here = ((x.vocab_size, x.huggingface_files())
+                 for x in (theirs.tokenizer, data.tokenizer))
+  if there != here:
+    raise ValueError(f'config.opd.teacher: the tokens of {directory} are not '
+                     'those of this run.')
 
 
 def model(config: ml_collections.ConfigDict,
@@ -96,5 +130,8 @@ def model(config: ml_collections.ConfigDict,
         **{field: getattr(student, field) for field in huggingface.FREE})
   if dtype := config.opd.get('teacher_dtype'):
     shape = dataclasses.replace(shape, dtype=dtype, param_dtype=dtype)
+  try:
+    attention.check(shape.attention, shape.head_dim, shape.dtype)
+  except ValueError:  # The student's kernel takes no such heads.
+    shape = dataclasses.replace(shape, attention='auto')
   return transformer.Transformer(shape)
-

@@ -295,12 +295,8 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
             f'config.mid_train.best_metric is {section.best_metric!r}: '
             f'expected one of {", ".join(known)}.')
     if name == 'opd':
-      known = ('ar', 'self', *recipe[:recipe.index('opd')])
-      if (section.teacher not in known
-          and not teachers.elsewhere(str(section.teacher))):
-        raise ValueError(f'config.opd.teacher is {section.teacher!r}: expected '
-                         f'one of {", ".join(known)}, or a stage of another '
-                         'run as DIR/checkpoints/STAGE.')
+      if '/' not in str(section.teacher):  # another run's where it is needed
+        teachers.check(config)
       if section.rollout.refill != 1:
         raise ValueError(f'config.opd.rollout.refill is '
                          f'{section.rollout.refill}: expected 1; every group '
@@ -373,11 +369,6 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
       raise ValueError('config.model.huggingface needs the package safetensors:'
                        " pip install -e '.[hf]'.")
   block_causal = config.get('canvas', {}).get('clean_stream') == 'block_causal'
-  if block_causal and config.get('opd', {}).get('teacher') == 'self':
-    raise ValueError(
-        "config.opd.teacher is 'self': expected another with "
-        "canvas.clean_stream='block_causal', whose clean stream sees the "
-        'tokens that it would teach.')
   if (config.get('opd', {}).get('positions') == 'corrected' and not compact):
     raise ValueError(
         "config.opd.positions is 'corrected': it needs candidates that are "

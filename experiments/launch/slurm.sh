@@ -8,8 +8,9 @@
 #
 # JAX reads the hosts from Slurm. Five minutes before the time limit, or when the
 # node is wanted back, SIGTERM ends the run after a step (of several hosts: after
-# one that is logged), with a checkpoint and exit code 130; the job is put into
-# the queue again and goes on from there.
+# one that is logged), with a checkpoint and exit code 130, or at once where it
+# does not train (143); the job is put into the queue again and goes on from
+# there.
 set -euo pipefail
 : "${WORKDIR:?a directory that all nodes share}"
 # Slurm's number of a process on its node is no choice of one GPU here.
@@ -18,7 +19,7 @@ export JAX_LOCAL_DEVICE_IDS
 code=0
 srun .venv/bin/python -m dgr2_jax.main --multihost=auto \
     --workdir="$WORKDIR" "$@" || code=$?
-if ((code == 130)); then
+if ((code == 130 || code == 143)); then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -3,6 +3,8 @@
 import json
 import pathlib
 import shutil
+import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,26 @@ def _abstract():
 def _save(store, step, best):
   store.save(step, {'opt': _value(10 * step)}, _value(step), best)
   store.finish()
+
+
+def test_nobody_waits_for_what_is_being_written(directory, monkeypatch):
+  written = threading.Event()
+  begin = checkpoints.ocp.save_checkpointables_async
+
+  def slow(*args):
+    response = begin(*args)
+    return types.SimpleNamespace(
+        result=lambda: (written.wait(), response.result()))
+
+  monkeypatch.setattr(checkpoints.ocp, 'save_checkpointables_async', slow)
+  store = checkpoints.Checkpoints(directory, keep=2)
+  store.save(1, {'opt': _value(10)}, _value(1), Best(1, .5))
+  store.finish_if_written()
+  assert not (directory / '1.json').exists()
+  written.set()
+  while not (directory / '1.json').exists():
+    store.finish_if_written()
+  assert _latest(store) == (1, Best(1, .5))
 
 
 def _latest(store):

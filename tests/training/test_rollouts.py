@@ -94,12 +94,13 @@ def test_groups_of_equals_stay_and_do_not_count(monkeypatch):
 def test_refill_decodes_until_enough_groups_differ(monkeypatch):
   decoder, source = make(monkeypatch, differ=range(1, 100, 2), refill=4)
   batch, = source.collect(None, round_=0, seed=0)
-  assert decoder.asked == [[0, 1, 2, 3], [4, 5, 6, 7]]
+  # The third was dispatched while the second was parsed, and is left out.
+  assert decoder.asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
   assert examples_of(batch) == [1, 3, 5, 7]
   assert np.asarray(batch['kept']).all()
   # The next round has prompts of its own, whatever this one needed.
   source.collect(None, round_=1, seed=0)
-  assert decoder.asked[2] == [16, 17, 18, 19]
+  assert decoder.asked[3] == [16, 17, 18, 19]
 
 
 def test_refill_gives_up_with_what_there_is(monkeypatch):

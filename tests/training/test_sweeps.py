@@ -33,7 +33,7 @@ def test_every_run_is_a_config_that_passes(name, variant):
     left_out = set(whole.recipe) - set(config.recipe)
     assert left_out <= {'opd', 'rl'} and set(config.recipe) <= set(whole.recipe)
     seen.add(config.to_json(sort_keys=True))
-  assert len(seen) == len(sweeps.ablations(()))  # no two runs are the same
+  assert len(seen) == len(sweeps.ablations(whole))  # no two runs are the same
 
 
 def test_commands_say_the_fields_once_a_shell_has_read_them():
@@ -54,7 +54,7 @@ def test_print_sweep(tmp_path):
 
   result = run(ROOT / 'configs' / 'quickstart.py:smoke')
   lines = result.stdout.splitlines()
-  names = sweeps.ablations(())
+  names = sweeps.of(f'{ROOT}/configs/quickstart.py')
   assert len(lines) == len(names), result.stderr
   for name, line in zip(names, lines):
     assert f'--workdir=runs/{name} ' in line and '--config.seed=3' in line

@@ -58,27 +58,39 @@ def test_a_larger_model_of_another_run_teaches(other, tmp_path):
 
 @pytest.mark.parametrize('section, field, value, message', [
     ('prompt', 'max_history', 3, 'prompt.max_history=5, not 3'),
-    ('tokenizer', 'num_brands', 8, 'the tokens of .* are not those of this')])
-def test_what_it_cannot_read_is_named_by_prepare(
+    ('data', 'num_candidates', 8, 'data.num_candidates=10, not 8'),
+    ('tokenizer', 'num_brands', 8, 'the tokens of .* are not those of this'),
+    ('data', 'seed', 5, 'the items of .* are not those of this'),
+    ('semantic_ids', 'codes', 8, 'the items of .* are not those of this')])
+def test_what_it_cannot_read_is_named_behind_prepare(
     other, tmp_path, section, field, value, message):
   config = config_of(other / 'checkpoints' / 'ar_sft')
   config[section][field] = value
   with pytest.raises(ValueError, match=f'config.opd.teacher: .*{message}'):
+    teachers.check(config)
     run(config, tmp_path, 'prepare')
+    teachers.check_data(config, prepare.load(config, tmp_path / 'data'))
   config.opd.teacher = 'ar'
-  teachers.check_data(config, prepare.load(config, tmp_path / 'data'))
+  teachers.check(config)
 
 
-@pytest.mark.parametrize('where, message', [
-    ('nobody/checkpoints/ar', 'expected the config of a working directory'),
-    ('run', 'expected a stage of another run as DIR/checkpoints/STAGE'),
-    ('run/checkpoints/best', 'its recipe has ar_sft, convert, cft'),
-    ('run/checkpoints/cft', 'stage up to convert')])
-def test_a_bad_teacher_is_named_before_any_work(tmp_path, where, message):
-  (tmp_path / 'run').mkdir()
-  content = config_of().to_dict()
+def test_a_bad_teacher_is_named_before_any_work(tmp_path):
+  stage = tmp_path / 'run' / 'checkpoints' / 'cft'
+  stage.mkdir(parents=True)
+  for where, message in (
+      ('nobody/checkpoints/ar', 'expected the config of a working directory'),
+      ('run', 'expected a stage of another run as DIR/checkpoints/STAGE')):
+    with pytest.raises(ValueError, match=message):
+      stages.run(config_of(tmp_path / where), tmp_path)
+  content = config_of().to_dict() | {'recipe': ['ar_sft', 'convert', 'cft']}
   content['canvas']['clean_stream'] = 'block_causal'
   (tmp_path / 'run' / 'config.json').write_text(json.dumps(content))
-  with pytest.raises(ValueError, match=message):
-    validation.check(config_of(tmp_path / where))
-  validation.check(config_of(tmp_path / 'run' / 'checkpoints' / 'ar_sft'))
+  with pytest.raises(ValueError, match='that stage is not complete'):
+    stages.run(config_of(stage), tmp_path)
+  (stage / 'complete.json').write_text('{}')
+  with pytest.raises(ValueError, match='expected a stage before convert'):
+    stages.run(config_of(stage), tmp_path)
+  config = config_of('cft')
+  config.canvas.clean_stream = 'block_causal'
+  with pytest.raises(ValueError, match='expected a stage before convert'):
+    validation.check(config)

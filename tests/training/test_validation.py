@@ -136,7 +136,8 @@ def test_fields_of_mid_training(field, value, message):
 @pytest.mark.parametrize('changes, message', [
     (dict(prompt__response_format='json'), 'evaluate.constrained_ar'),
     (dict(prompt__answer_order='target'), 'prompt.trace.grades'),
-    (dict(canvas__clean_stream='block_causal'), 'cft.ar_weight is 0.5'),
+    (dict(canvas__clean_stream='block_causal', opd__teacher='ar'),
+     'cft.ar_weight is 0.5'),
     (dict(data__source='directory'), 'data.path is empty'),
     (dict(canvas__block_size=7), 'canvas.block_size=7 does not divide the'),
     (dict(model__head_dim=15), 'head_dim=15'),
