@@ -1,4 +1,4 @@
-"""`beauty_qwen3_8b.py` with Qwen3-0.6B, for one accelerator or a small slice.
+"""`beauty_qwen3_8b.py` with Qwen3-0.6B, for a small slice.
 
     python -m dgr2_jax.main --config=configs/beauty_qwen3_0_6b.py \\
         --config.data.path=DIR_WITH_BEAUTY --config.model.huggingface=QWEN3 \\

@@ -8,8 +8,10 @@
 
 QWEN3 is the checkpoint's directory (docs/design.md, "Hugging Face
 checkpoints"), TRACES are reasoning traces that a model wrote (docs/traces.md),
-TEXT is a file of general text. Candidates are those of the co-occurrence
-retriever; GR2's come from the mid-trained model (docs/method.md).
+TEXT is a file of general text. On more than sixteen chips lower every stage's
+`accumulate`: batch_size / accumulate is a multiple of their number. Candidates
+are those of the co-occurrence retriever; GR2's come from the mid-trained model
+(docs/method.md).
 
 Values marked "paper" are those of Diffusion-GR2 (arXiv 2607.01170) or GR2
 (arXiv 2602.07774), the others are ours: the papers leave them open.
@@ -52,7 +54,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
                  attention='xla')  # auto: splash on TPUs, cuDNN on GPUs
   c.canvas.block_size = 32  # paper
   c.mesh = dict(data=-1, fsdp=8, tensor=1)
-  c.profile_steps = ()  # (5, 7): a profile of these steps, for XProf
 
   c.recipe = ('mid_train', *c.recipe)  # paper: GR2
   c.mid_train = dict(
@@ -95,7 +96,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   for stage in (c.ar_rl, c.rl):
     stage.reward.update(format_weight=0.2, invalid=-1.0)  # paper
   for stage in (c.mid_train, c.ar_sft, c.ar_rl, c.cft, c.opd, c.rl):
-    stage.accumulate = 1  # parts of a batch, one after the other
+    # Parts of a batch, one after the other: one request a chip of sixteen.
+    stage.accumulate = stage.batch_size // 16
     stage.optimizer = dict(kind='adamw')  # adafactor
     stage.log_every = 5  # when hosts agree on an interruption, too
   c.evaluate.update(batch_size=32, constrained_ar=False)

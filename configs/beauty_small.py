@@ -54,6 +54,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   c.seed = 0  # of everything: data, noise, order, initial weights
   # Devices by axis; -1 takes the rest. One device is a mesh of one.
   c.mesh = dict(data=-1, fsdp=1, tensor=1)
+  c.profile_steps = ()  # (5, 7): a profile of these steps, for XProf
 
   c.data = dict(
       source='directory',  # embedded | amazon_raw | tfds

@@ -49,7 +49,7 @@ def written_out(config):
     return {field.name: field.default for field in dataclasses.fields(cls)
             if field.default is not dataclasses.MISSING}
 
-  config = copy.deepcopy(config)
+  config = {'profile_steps': (), **copy.deepcopy(config)}
   ids, retriever = config['semantic_ids'], config['data']['retriever']
   if 'rqvae' in ids:  # without it: residual k-means
     ids['rqvae'] = {**defaults(rqvae.RqVaeConfig), **ids['rqvae']}

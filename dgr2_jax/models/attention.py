@@ -123,7 +123,8 @@ def prompt(key: jax.Array, value: jax.Array, length: jax.Array) -> Part:
 
 
 def causal(query: jax.Array, key: jax.Array, value: jax.Array,
-           length: jax.Array, kernel: str = 'xla') -> jax.Array:
+           length: jax.Array, kernel: str = 'xla',
+           chunk: int = 0) -> jax.Array:
   """Prompt tokens see those up to themselves.
 
   Args:
@@ -132,6 +133,7 @@ def causal(query: jax.Array, key: jax.Array, value: jax.Array,
     value: like `key`.
     length: int32 [N]; what is at or after it is padding, seen by nobody.
     kernel: from `choose`.
+    chunk: queries that XLA scores at a time; 0 is all at once.
 
   Returns:
     [N, S, H, F] in the dtype of the values.
@@ -139,9 +141,19 @@ def causal(query: jax.Array, key: jax.Array, value: jax.Array,
   if kernel in KERNELS:
     return _kernels().self_attention(kernel, query, key, value, length)
   part = prompt(key, value, length)
-  visible = jnp.tril(jnp.ones((key.shape[1],) * 2, bool)) & part.visible
-  return attend(query[:, None, None],
-                [Part(key, value, visible)]).reshape(query.shape)
+  n, size = query.shape[:2]
+  chunk = min(chunk, size) or size
+  padding = -size % chunk
+
+  def attended(queries, index):  # [N, 1, 1, chunk, H, F], [1, 1, 1, chunk]
+    visible = (jnp.arange(size) <= index[..., None]) & part.visible
+    return attend(queries, [Part(key, value, visible)])
+
+  queries = jnp.pad(query, ((0, 0), (0, padding), (0, 0), (0, 0)))
+  out = in_chunks(
+      attended, 1, queries.reshape(n, 1, -1, chunk, *query.shape[2:]),
+      jnp.arange(size + padding).reshape(1, 1, -1, chunk))
+  return out.reshape(queries.shape)[:, :size]
 
 
 def attend(query: jax.Array, parts: Sequence[Part],

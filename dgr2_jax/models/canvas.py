@@ -67,6 +67,7 @@ class CanvasConfig:
 
 
 AUTOREGRESSIVE = CanvasConfig(block_size=1)
+_PROMPT_CHUNK = 256
 
 
 @flax.struct.dataclass
@@ -203,7 +204,7 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
 
     (qp, qc, qn), (kp, kc, kn), (vp, vc, vn) = map(split, (query, key, value))
     out_prompt = attention_lib.causal(
-        qp, kp, vp, canvas.prompt_length, kernel)
+        qp, kp, vp, canvas.prompt_length, kernel, _prompt_chunk(model))
     prompt = attention_lib.prompt(kp, vp, canvas.prompt_length)
     index = jnp.arange(l)
     own = clean_rule(index, index, config)[None, None, None]
@@ -232,6 +233,11 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
     return jnp.concatenate(outs, axis=1), None
 
   return attention
+
+
+def _prompt_chunk(model: transformer.ModelConfig) -> int:
+  """Prompt tokens that attend at a time where canvases do so, too."""
+  return _PROMPT_CHUNK if model.canvas_chunk else 0
 
 
 @flax.struct.dataclass
@@ -291,7 +297,8 @@ def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
 
   def attention(query, key, value, cache):
     del cache
-    out = attention_lib.causal(query, key, value, prompt_length, kernel)
+    out = attention_lib.causal(
+        query, key, value, prompt_length, kernel, _prompt_chunk(c))
     return out, (key, value)
 
   hidden, emitted = model.apply(

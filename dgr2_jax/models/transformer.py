@@ -63,8 +63,9 @@ class ModelConfig:
     remat: 'none', 'full' (recompute each layer) or 'dots' (keep matmuls).
     unroll_layers: no while loop over layers; for FLOP counts, and faster for
       small models on CPUs. Same parameters either way.
-    canvas_chunk: block canvases of every response attended at a time, by XLA
-      with the clean responses one by one; 0 is all at once.
+    canvas_chunk: block canvases of every response attended at a time; by XLA
+      then clean responses one by one, and prompts 256 tokens at a time. 0 is
+      all at once.
     attention: what computes attention to prompts: 'xla', 'splash' (a kernel
       for TPUs), 'cudnn' (for GPUs) or 'auto', see `attention.choose`.
   """

@@ -88,6 +88,9 @@ VARIANTS = {
                       cft_weight=1.),
         'cross-entropy only, CFT': {'opd.divergence': 'none',
                                     'opd.cft_weight': 1.},
+        **{f'own clean stream teaches: {positions}': distilled(
+            positions, 'none', teacher='self')
+           for positions in ('all', 'nothing_right', 'corrected')},
         'rollouts at tau .5: all, as published':
             AT_HALF | distilled('all', 'none'),
         'rollouts at tau .5: nothing right, else cross-entropy':
@@ -102,6 +105,9 @@ VARIANTS = {
         'tau .4, temperature .5, CFT .3': rolled_out(.4, .5, cft_weight=.3),
         'tau .4, temperature .5, CFT .3, twice the updates':
             rolled_out(.4, .5, cft_weight=.3) | {'rl.steps': 200},
+        'four updates a round, else the last': rolled_out(
+            .4, .5, cft_weight=.3) | {
+                'rl.steps': 200, 'rl.rollout.updates': 4, 'rl.eval_every': 40},
     },
 }
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dgr2_jax.models import attention
 from dgr2_jax.models import canvas as canvas_lib
 from tests.models import reference
 from tests.models import tiny
@@ -156,6 +157,24 @@ def test_padding_neighbours_and_sharing_change_nothing():
     np.testing.assert_allclose(getattr(alone, name).reshape(want.shape), want,
                                atol=2e-5)
     np.testing.assert_allclose(getattr(one, name), want[1:2], atol=2e-5)
+
+
+def test_chunks_of_prompts_change_nothing():
+  rng = np.random.default_rng(0)
+  query, key, value = (rng.normal(size=(2, 9, heads, 6)).astype(np.float32)
+                       for heads in (4, 2, 2))
+  length = jnp.array([9, 5])
+
+  def outs(query, chunk):
+    out = attention.causal(query, key, value, length, chunk=chunk)
+    return jnp.where((jnp.arange(9) < length[:, None])[..., None, None], out, 0)
+
+  whole = outs(query, 0)
+  gradient = jax.grad(lambda q, chunk: (outs(q, chunk) ** 2).sum())
+  for chunk in (1, 4, 9, 20):
+    np.testing.assert_allclose(outs(query, chunk), whole, atol=2e-6)
+    np.testing.assert_allclose(
+        gradient(query, chunk), gradient(query, 0), atol=2e-6)
 
 
 def test_chunks_of_canvases_change_nothing():

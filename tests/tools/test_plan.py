@@ -90,6 +90,17 @@ def test_copies_of_responses_attend_one_by_one(stage):
     assert max(update_of(stage, model__canvas_chunk=0, **short)) >= scores
 
 
+@pytest.mark.parametrize('chunk', [0, 2])
+def test_no_program_scores_a_whole_prompt(monkeypatch, chunk):
+  monkeypatch.setattr(canvas_lib, '_PROMPT_CHUNK', 8)
+  setting = setting_of(config_of(model__canvas_chunk=chunk))
+  names = {}
+  for program in abstract.programs(setting, 'opd', 2.):
+    text = program.lower().compile().as_text()
+    names[program.name] = bool(re.search(r'f32\[[\d,]*40,40\]', text))
+  assert names == dict.fromkeys(('update', 'teacher', 'rollout'), not chunk)
+
+
 def test_without_chunks_it_would():
   assert max(update_of('rl', model__canvas_chunk=0)) >= 2 * 3 * 12 * 4 * 68
   assert max(update_of('rl', rl__head_chunk=0)) >= 3 * 24 * 640

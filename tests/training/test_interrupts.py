@@ -1,7 +1,11 @@
 """Signals between steps."""
 
 import os
+import pathlib
 import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -25,6 +29,23 @@ def test_what_is_ignored_stays_so():
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received(False)
   assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_job_of_processes_leaves_sigterm_alone():
+  process = subprocess.Popen(
+      [sys.executable, '-c', 'import time\nfrom dgr2_jax.training import hosts\n'
+       'hosts.join("localhost:{},0/1")\nprint("joined", flush=True)\n'
+       'time.sleep(60)'.format(_free_port())],
+      cwd=pathlib.Path(__file__).parents[2], text=True, stdout=subprocess.PIPE)
+  assert process.stdout.readline() == 'joined\n'
+  process.terminate()
+  assert process.wait(timeout=30) == -signal.SIGTERM
+
+
+def _free_port():
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    return s.getsockname()[1]
 
 
 def test_the_second_stops_at_once():
