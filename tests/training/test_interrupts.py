@@ -33,9 +33,10 @@ def test_what_is_ignored_stays_so():
 
 def test_a_job_of_processes_leaves_sigterm_alone():
   process = subprocess.Popen(
-      [sys.executable, '-c', 'import time\nfrom dgr2_jax.training import hosts\n'
-       'hosts.join("localhost:{},0/1")\nprint("joined", flush=True)\n'
-       'time.sleep(60)'.format(_free_port())],
+      [sys.executable, '-c',
+       'import time\nfrom dgr2_jax.training import hosts\n'
+       f'hosts.join("localhost:{_free_port()},0/1")\n'
+       'print("joined", flush=True)\ntime.sleep(60)'],
       cwd=pathlib.Path(__file__).parents[2], text=True, stdout=subprocess.PIPE)
   assert process.stdout.readline() == 'joined\n'
   process.terminate()
