@@ -2,7 +2,7 @@
 PYTHON ?= python3
 WORKDIR ?= /tmp/dgr2_quickstart
 
-.PHONY: quickstart test parity clean
+.PHONY: quickstart test parity meshes clean
 
 # Large pages for the heap (glibc) make training steps on CPUs faster; elsewhere
 # the variable does nothing.
@@ -16,6 +16,10 @@ test: .venv/installed-test
 # Logits beside those of transformers, live; torch takes some gigabytes.
 parity: .venv/installed-parity
 	.venv/bin/python -m pytest tests/models/test_huggingface.py
+
+# Every stage on every mesh of eight simulated devices, in one process and two.
+meshes: .venv/installed-test
+	DGR2_ALL_MESHES=1 .venv/bin/python -m pytest tests/training/test_meshes.py
 
 .venv/installed: setup.py
 	$(PYTHON) -m venv .venv

@@ -52,11 +52,11 @@ LORA = lora_lib.LoraConfig(('gate', 'down'), rank=4, alpha=4.)
 
 
 def get_config():
-  c = quickstart.get_config('smoke')
+  c = quickstart.get_config('full,cooccurrence,smoke')
   c.model.update(num_layers=LAYERS, width=WIDTH, num_heads=HEADS,
                  num_kv_heads=HEADS, head_dim=HEAD_DIM, mlp_dim=64,
                  unroll_layers=False, remat='full')
-  for name in ('ar_sft', 'ar_rl', 'cft', 'opd', 'rl'):
+  for name in ('mid_train', 'ar_sft', 'ar_rl', 'cft', 'opd', 'rl'):
     c[name].batch_size = N
   for name in ON_POLICY:
     c[name].rollout.update(num_rollouts=2, updates=1, threshold=.3, refill=1,

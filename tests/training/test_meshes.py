@@ -1,6 +1,6 @@
 """Every stage on eight devices does what it does on one; see `on_meshes`.
 
-DGR2_ALL_MESHES=1 runs every stage on every mesh, minutes on two cores.
+DGR2_ALL_MESHES=1, as `make meshes` has it, runs every stage on every mesh.
 """
 
 import os
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 MESHES = ('8.1.1', '1.8.1', '2.2.2', '1.1.8')
-STAGES = 'ar_sft,ar_rl,cft,cft+parts,cft+lora,opd,rl'
+STAGES = 'mid_train,ar_sft,ar_rl,cft,cft+parts,cft+lora,opd,rl'
 
 
 def _start(directory, *args):
