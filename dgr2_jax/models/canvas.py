@@ -67,7 +67,7 @@ class CanvasConfig:
 
 
 AUTOREGRESSIVE = CanvasConfig(block_size=1)
-_PROMPT_CHUNK = 256
+_PROMPT_CHUNK = 256  # prompt tokens that attend at once where canvases do not
 
 
 @flax.struct.dataclass
@@ -196,7 +196,6 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
 
   def attention(query, key, value, cache):
     del cache
-
     def split(x):
       heads = x.shape[2:]
       return (x[:, :p], x[:, p:p + g * l].reshape(n, g, l, *heads),
@@ -204,7 +203,8 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
 
     (qp, qc, qn), (kp, kc, kn), (vp, vc, vn) = map(split, (query, key, value))
     out_prompt = attention_lib.causal(
-        qp, kp, vp, canvas.prompt_length, kernel, _prompt_chunk(model))
+        qp, kp, vp, canvas.prompt_length, kernel,
+        model.canvas_chunk and _PROMPT_CHUNK)
     prompt = attention_lib.prompt(kp, vp, canvas.prompt_length)
     index = jnp.arange(l)
     own = clean_rule(index, index, config)[None, None, None]
@@ -213,13 +213,11 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
       return attention_lib.attend(
           qc, [prompt, attention_lib.Part(kc, vc, own)], kernel)
 
-    # Kernels keep no scores to prompts, the bulk of them.
-    one_by_one = model.canvas_chunk and kernel == 'xla'
+    one_by_one = kernel == 'xla' and model.canvas_chunk > 0  # for its scores
     out_clean = attention_lib.in_chunks(
-        responses, int(bool(one_by_one)), *(x[:, None] for x in (qc, kc, vc)))
+        responses, int(one_by_one), *(x[:, None] for x in (qc, kc, vc)))
     outs = [out_prompt, out_clean.reshape(n, g * l, *query.shape[2:])]
     if m:
-
       def block_canvases(qn, kn, vn, start):  # [N, G, m, ...]
         before = (index < start[..., None])[..., None, :]  # [N, G, m, 1, L]
         own = jnp.ones((1,) * 5, bool)
@@ -233,11 +231,6 @@ def _canvas_attention(canvas: Canvas, config: CanvasConfig,
     return jnp.concatenate(outs, axis=1), None
 
   return attention
-
-
-def _prompt_chunk(model: transformer.ModelConfig) -> int:
-  """Prompt tokens that attend at a time where canvases do so, too."""
-  return _PROMPT_CHUNK if model.canvas_chunk else 0
 
 
 @flax.struct.dataclass
@@ -297,8 +290,8 @@ def prefill(model: transformer.Transformer, params: Any, prompt: jax.Array,
 
   def attention(query, key, value, cache):
     del cache
-    out = attention_lib.causal(
-        query, key, value, prompt_length, kernel, _prompt_chunk(c))
+    out = attention_lib.causal(query, key, value, prompt_length, kernel,
+                               c.canvas_chunk and _PROMPT_CHUNK)
     return out, (key, value)
 
   hidden, emitted = model.apply(

@@ -223,6 +223,7 @@ def roofline(setting: abstract.Setting, program: abstract.Program,
     they are `bound` by.
   """
   mesh, model = setting.mesh.shape, setting.model.config
+  # A teacher and a reference have parameters of their own, by their names.
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(
       program.arguments.get(program.name, setting.params())))
   weights = (parameters / mesh['tensor'] * np.dtype(model.dtype).itemsize

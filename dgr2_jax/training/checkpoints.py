@@ -105,9 +105,10 @@ class Checkpoints:
     if jax.tree.leaves(state):  # Orbax refuses empty trees
       parts['state'] = state
     response = ocp.save_checkpointables_async(path, parts)
-    with_thread = futures.ThreadPoolExecutor(1, 'checkpoint')
-    self._pending = step, best, with_thread.submit(response.result)
-    with_thread.shutdown(wait=False)
+    # Orbax's response cannot be asked whether it is done; a future can.
+    waiting = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._pending = step, best, waiting.submit(response.result)
+    waiting.shutdown(wait=False)
 
   def finish(self) -> None:
     """Waits for a checkpoint to be whole, then deletes those not needed."""
