@@ -72,7 +72,7 @@ for what in ('prompt', 'response'):
 # | `ar_sft` | an autoregressive (AR) re-ranker, the teacher, learns responses |
 # | `convert` | the same weights, with a mask token |
 # | `cft` | conversion fine-tuning: they learn to fill in masked blocks |
-# | `opd` | on-policy distillation: the teacher scores the student's responses |
+# | `opd` | on-policy distillation: its own AR stream scores the student's responses |
 # | `rl` | the student is rewarded for its own responses |
 #
 # Each stage starts from the weights of the one before. An on-policy stage keeps
