@@ -77,12 +77,12 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   policy = dict(eval_requests=256, head_chunk=32, reasoning_weight=0.5,
                 answer_weight=1.0, schedule='constant')  # paper: constant
   c.ar_rl.update(policy, batch_size=64, steps=300, eval_every=100,
-                 checkpoint_every=50, learning_rate=5e-7)
+                 checkpoint_every=50, learning_rate=5e-7, cft_weight=0.0)
   c.opd.update(policy, batch_size=128,  # paper
                steps=1500,  # paper
                learning_rate=1e-6,  # paper
                teacher='ar', teacher_dtype='bfloat16',  # paper: frozen AR
-               eval_every=300, checkpoint_every=100)
+               eval_every=300, checkpoint_every=100, eval_threshold=0.9)
   c.opd.rollout.update(num_rollouts=4, temperature=1.0,  # paper: G' = 4
                        canvases_per_row=5)  # one of every block
   c.rl.update(policy, batch_size=64, steps=600,  # paper: steps

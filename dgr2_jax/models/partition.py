@@ -3,7 +3,8 @@
     activations   [N, ...]          requests over data and fsdp
     heads, mlp    [N, T, H, F]      heads or hidden width over tensor, too
     logits        [..., V]          vocabulary over tensor, too
-    parameters    by a table        gathered along fsdp where they are used
+    parameters    by a table        gathered along fsdp where they are used,
+                                    but for the embedding: see `lookup`
 
 Left alone, XLA's partitioner follows parameters that are split along D and
 gathers the whole batch's activations. `training/sharding.py` makes the mesh.
@@ -97,3 +98,16 @@ def gathered(x: jax.Array, name: str, rules: Rules) -> jax.Array:
   """A parameter, or one layer's part of it, whole along fsdp."""
   spec = spec_of(name, whole(rules))
   return constrain(x, *spec[len(spec) - x.ndim:])
+
+
+def lookup(table: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Rows of a table [V, D] that lies over (tensor, fsdp), for requests [N, T].
+
+  The table stays where it is: devices along fsdp look up their part of D for
+  the requests of all of them, and then exchange [N, T, D], less than [V, D].
+
+  Returns:
+    [N, T, D], requests over data and fsdp.
+  """
+  rows = table[constrain(tokens, 'data')]
+  return batched(constrain(rows, 'data', None, 'fsdp'))

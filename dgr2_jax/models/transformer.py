@@ -233,8 +233,7 @@ class Transformer(nn.Module):
         layer, variable_axes={'params': 0}, split_rngs={'params': True},
         in_axes=(0, nn.broadcast), out_axes=0, length=c.num_layers,
         unroll=c.num_layers if c.unroll_layers else 1)
-    table = partition.gathered(self.embedding, 'embedding', RULES)
-    x = partition.batched(table[tokens].astype(jnp.dtype(c.dtype)))
+    x = partition.lookup(self.embedding, tokens).astype(jnp.dtype(c.dtype))
     angles = rotation(positions, c.head_dim, c.rope_theta)  # one for all layers
     x, emitted = layers(c, attention, name='layers')(x, cache, angles)
     return rms_norm(x, self.final_norm, c.norm_eps), emitted

@@ -219,12 +219,13 @@ def _train(experiment: experiment_lib.Experiment, stage: str, params: Any,
       section.eval_requests)
   targets = experiment.data.target_positions('validation')
   reward = rewards.RewardConfig(**section.get('reward', {}))
-  threshold = section.get('eval_threshold', 1.)  # ar_sft has none
+  threshold = 1.  # ar_sft, one token at a time
   decode_config = experiment.decode_config()
   if 'rollout' in section:  # what is learned is what is validated
     rollout = rollouts.RolloutConfig(**section.rollout)
     threshold = rollout.threshold
     decode_config = rollout.decoding(experiment.data.response_length)
+  threshold = section.get('eval_threshold', threshold)
 
   def validate(params):
     rollout = responses.decode_split(

@@ -246,6 +246,8 @@ def _check_stage(name: str, section: ml_collections.ConfigDict) -> None:
   known = {*_TRAINING, *_MORE.get(name, ()), 'accumulate', 'optimizer'}
   if name == 'opd':
     known |= {'teacher_dtype', 'teacher_fsdp'}
+  if name in ('opd', 'rl'):  # else as it rolls out
+    known |= {'eval_threshold'}
   build(optimizer.OptimizerConfig, section.get('optimizer', {}),
         f'{name}.optimizer')
   parts = section.get('accumulate', 1)

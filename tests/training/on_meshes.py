@@ -4,16 +4,15 @@
 
 DIR keeps what `prepare` makes and what one device gives; a mesh is
 data.fsdp.tensor. N processes share the eight devices, in a DIR where one
-process ran the same stages before. The steps are those of `stages.py`, run from
-random weights: losses, gradients, noise and, where a policy decodes, tokens
-must be those of a single device, and what the compiled programs exchange is
-checked. Prints a line a step. `STAGE+parts` takes a batch
-in two parts, `STAGE+lora` trains adapters; `teacher` is the forward of OPD's
-teacher, whose parameters may be whole along fsdp.
+process ran the same stages before. The updates are those that training
+compiles, optimizer and all, from random weights: losses, gradients, noise and,
+where a policy decodes, tokens must be those of a single device, and what the
+compiled programs exchange is checked. Prints a line an update. `STAGE+parts`
+takes a batch in two parts, `STAGE+lora` trains adapters; `teacher` is the
+forward of OPD's teacher, whose parameters may be whole along fsdp.
 """
 
 import collections
-import functools
 import math
 import pathlib
 import pickle
@@ -30,6 +29,7 @@ if PROCESS:
       f'127.0.0.1:{PROCESS[3]}', int(PROCESS[2]), int(PROCESS[1]))
 
 import numpy as np
+import optax
 
 from configs import quickstart
 from dgr2_jax.decoding import block_decoder
@@ -38,7 +38,6 @@ from dgr2_jax.models import transformer
 from dgr2_jax.objectives import denoising
 from dgr2_jax.training import experiment as experiment_lib
 from dgr2_jax.training import loop
-from dgr2_jax.training import lora as lora_lib
 from dgr2_jax.training import losses
 from dgr2_jax.training import sharding
 from dgr2_jax.training import stages
@@ -48,7 +47,7 @@ ON_POLICY = ('ar_rl', 'opd', 'rl')
 # Sizes that tell dimensions apart in a program's text.
 N, LAYERS, WIDTH, HEADS, HEAD_DIM = 16, 3, 32, 8, 4
 KEY = jax.random.key(3)
-LORA = lora_lib.LoraConfig(('gate', 'down'), rank=4, alpha=4.)
+LORA = dict(matrices=('gate', 'down'), rank=4, alpha=4.)
 
 
 def get_config():
@@ -80,6 +79,11 @@ class Experiment(experiment_lib.Experiment):
 def run(workdir, sizes, stage):
   """What a stage's first step gives on a mesh, and its programs' texts."""
   stage, _, how = stage.partition('+')
+  config = get_config()
+  if how == 'parts':
+    config[stage].accumulate = 2
+  elif how == 'lora':
+    config[stage].optimizer = dict(lora=LORA)
   devices = jax.devices()[:math.prod(sizes)]
   mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes)), devices)
   captured, texts = {}, {}
@@ -96,7 +100,6 @@ def run(workdir, sizes, stage):
   loop.train = lambda **kwargs: captured.update(kwargs)
   block_decoder.decode = compiled_decode
   try:
-    config = get_config()
     getattr(stages, stage)(config, workdir)
     params, batches = captured['params'], captured['batches']
     if stage in ON_POLICY:
@@ -112,36 +115,36 @@ def run(workdir, sizes, stage):
     (sharding.make_mesh, experiment_lib.Experiment, loop.train,
      block_decoder.decode) = real
 
-  trained, join = params, lambda base, own: own
-  if how == 'lora':
-    join = functools.partial(lora_lib.join, config=LORA)
-    trained = jax.tree.map(lambda x: x + .01, lora_lib.init(params, KEY, LORA))
-    trained = jax.device_put(trained, sharding.param_shardings(
-        mesh, trained, transformer.RULES))
-
-  def step(trained, base, batch):
-    loss, metrics, grads = step_lib.gradient(
-        lambda own, *args: captured['loss_fn'](join(base, own), *args),
-        trained, batch, KEY, transformer.RULES,
-        accumulate=2 if how == 'parts' else 1)
-    out = {'loss': loss, 'metrics': metrics, 'grads': grads}
-    if stage == 'cft':
-      canvas = canvas_lib.CanvasConfig(**config.canvas)
-      out['noise'] = denoising.noised_canvas(
-          batch, KEY, canvas, denoising.DenoisingConfig()).masked
-    return out
-
+  section, out = captured['config'], {}
   with jax.set_mesh(mesh):
-    program = jax.jit(step).lower(trained, params, batch).compile()
-    out = program(trained, params, batch)
-  texts['step'] = program.as_text()
+    program = step_lib.program(
+        captured['loss_fn'], params, batch, section, mesh, captured['rules'],
+        captured['seed'])
+    state = jax.jit(program.init, out_shardings=program.shardings)(params)
+    if how == 'lora':  # without their zeros, which leave gradients of zero
+      state = state.replace(params=jax.tree.map(lambda x: x + .01,
+                                                state.params))
+    lowered = program.update.lower(state, batch)
+    update = lowered.compile()
+    state = update(state, batch)
+    if stage == 'cft':
+      out['noise'] = jax.jit(lambda batch: denoising.noised_canvas(
+          batch, KEY, canvas_lib.CanvasConfig(**config.canvas),
+          denoising.DenoisingConfig()).masked)(batch)
+  texts.update(update=update.as_text(), lowered=lowered.as_text())
+  out['metrics'] = state.sums
+  # What AdamW's first moment holds of it, clipped
+  out['gradient'] = optax.tree_utils.tree_get(state.opt_state, 'mu')
   if stage in ON_POLICY:
     out['tokens'] = batch['response']
   return sharding.to_hosts(out), texts, params['embedding'].shape[0]
 
 
 def assert_equal(got, want):
-  """Integers to the bit, others to 1e-5 of 1 or of the largest entry."""
+  """Integers to the bit, others to 1e-5 of an array's largest entry.
+
+  What is a single number to 1e-5 of 1, if it is smaller.
+  """
 
   def compare(path, a, b):
     a, b = np.asarray(a), np.asarray(b)
@@ -149,7 +152,7 @@ def assert_equal(got, want):
       np.testing.assert_array_equal(a, b, err_msg=str(path))
     else:
       np.testing.assert_allclose(a, b, rtol=0, err_msg=str(path),
-                                 atol=1e-5 * max(1., np.abs(b).max()))
+                                 atol=1e-5 * max(b.ndim == 0, np.abs(b).max()))
 
   jax.tree.map_with_path(compare, got, want)
 
@@ -176,7 +179,7 @@ def check_exchanges(text, sizes, vocabulary):
   for kind, shape in exchanges(text):
     told = f'{kind} of {shape} on {sizes}'
     if data * fsdp > 1:
-      adapter = shape == (WIDTH // fsdp, LORA.rank)  # its gradient
+      adapter = shape == (WIDTH // fsdp, LORA['rank'])  # its gradient
       assert shape[0] != N or adapter, f'the whole batch: {told}'
     if kind == 'all-gather':
       assert shape[0] != LAYERS, f'a parameter of all layers: {told}'
@@ -184,8 +187,18 @@ def check_exchanges(text, sizes, vocabulary):
       if fsdp == 1:  # no parameter is gathered, and nothing that is large
         assert math.prod(shape) < N * WIDTH * 32, told
   if fsdp > 1:
-    matrix = (1, WIDTH, HEADS // tensor, HEAD_DIM)
-    assert ('all-gather', matrix) in exchanges(text), 'no layer was gathered'
+    matrix = (WIDTH, HEADS // tensor, HEAD_DIM)  # of one layer
+    assert any(kind == 'all-gather' and shape[-3:] == matrix
+               for kind, shape in exchanges(text)), 'no layer was gathered'
+
+
+def check_constraints(text, how):
+  """Activations and, of a query matrix, weights in use and gradients."""
+  told = set(re.findall(r'sdy.sharding_constraint .*<@mesh, \[(.*?)\]>', text))
+  wanted = {'{"data", "fsdp"}, {}, {}', '{}, {"tensor"}, {}'}
+  if how != 'lora':  # adapters are no matrices of a model
+    wanted.add('{}, {"fsdp"}, {"tensor"}, {}')
+  assert wanted <= told, told
 
 
 def check_cache(text, sizes):
@@ -240,11 +253,13 @@ def main(workdir, *wanted):
       alone = on_one_device(workdir, stage)
       got, texts, vocabulary = run(workdir, sizes, stage)
       assert_equal(got, alone)
+      check_constraints(texts.pop('lowered'), stage.partition('+')[2])
       for name, text in texts.items():
         check_exchanges(text, sizes, vocabulary)
         if name == 'decode' and stage != 'ar_rl':
           check_cache(text, sizes)
-      print(f'{stage} on {sizes} agrees: loss {got["loss"]:.6f}', flush=True)
+      loss = got['metrics']['loss']
+      print(f'{stage} on {sizes} agrees: loss {loss:.6f}', flush=True)
 
 
 if __name__ == '__main__':

@@ -19,6 +19,8 @@ jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 8)
 import numpy as np
 from jax.sharding import PartitionSpec as P
+from dgr2_jax.models import partition
+from dgr2_jax.models import transformer
 from dgr2_jax.training import sharding
 
 mesh = sharding.make_mesh(dict(data=-1, fsdp=2, tensor=2))
@@ -52,6 +54,28 @@ except ValueError as e:
   assert 'fsdp=3' in str(e) and '3 does not divide 8' in str(e), e
 else:
   raise AssertionError('a mesh of 3 on 8 devices')
+
+# A table looked up: its rows and gradient, where dimensions split or do not.
+for rows, width, n in ((6, 8, 8), (7, 8, 4), (6, 7, 8), (6, 8, 3)):
+  tree = {'embedding': np.arange(rows * width, dtype='f').reshape(rows, width)}
+  tokens = np.arange(n * 5).reshape(n, 5) ** 2 % rows
+  weights = np.float32(np.random.default_rng(0).normal(size=(n, 5, width)))
+  table = jax.device_put(tree, sharding.param_shardings(
+      mesh, tree, transformer.RULES))['embedding']
+  with jax.set_mesh(mesh):
+    program = jax.jit(lambda table, tokens, weights: (
+        partition.lookup(table, tokens),
+        jax.grad(lambda x: (weights * partition.lookup(x, tokens)).sum())(
+            table))).lower(table, tokens, weights).compile()
+    found, gradient = program(table, tokens, weights)
+  np.testing.assert_array_equal(found, tree['embedding'][tokens])
+  wanted = np.zeros((rows, width))
+  np.add.at(wanted, tokens, weights)
+  np.testing.assert_allclose(gradient, wanted, atol=1e-5)
+  if (rows, width, n) == (6, 8, 8):
+    assert ' all-to-all(' in program.as_text()
+    assert not [line for line in program.as_text().splitlines()
+                if 'f32' in line and ' all-gather(' in line], program.as_text()
 """
 
 

@@ -42,13 +42,19 @@ def other(tmp_path_factory):
   return workdir
 
 
-def test_a_larger_model_of_another_run_teaches(other, tmp_path):
+def test_a_larger_model_of_another_run_teaches(other, tmp_path, monkeypatch):
   config = config_of(other / 'checkpoints' / 'ar_sft', num_layers=1, width=24,
                      dtype='bfloat16')
+  config.opd.eval_threshold = .3
   validation.check(config)
+  validated, decode = [], stages.responses.decode_split
+  monkeypatch.setattr(
+      stages.responses, 'decode_split', lambda *args, rule, **kwargs:
+      validated.append(rule.tau) or decode(*args, rule=rule, **kwargs))
   run(config, tmp_path, 'prepare', 'ar_sft', 'convert', 'cft', 'opd')
   assert any(line.get('train/kl', 0) > 0 for line in runs.metrics(tmp_path)
              if line['stage'] == 'opd')
+  assert validated == [1., config.cft.eval_threshold, .3, .3]
   experiment = experiment_lib.Experiment(config, tmp_path)
   shape = experiment.teacher.config
   assert shape.width == config_of().model.width != 24

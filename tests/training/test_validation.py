@@ -67,6 +67,7 @@ def test_configs_pass(path, variant, tmp_path):
     ('rl__reward__overlong_buffer', 999, 'expected at most'),
     ('cft__b2', 1., 'below 1'),
     ('cft__eval_threshold', 1.5, 'above 0 and at most 1'),
+    ('opd__eval_threshold', 0., 'above 0 and at most 1'),
     ('evaluate__thresholds', (.9, 0.), 'one or more different numbers'),
     ('rl__rollout__top_p', 0., 'above 0 and at most 1'),
     ('evaluate__thresholds', (), 'one or more different numbers'),
