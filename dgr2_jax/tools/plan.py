@@ -215,8 +215,9 @@ def roofline(setting: abstract.Setting, program: abstract.Program,
       memory    (weights * passes + cache + state, read and written) / bandwidth
       links     the others' share of weights, every pass / links, one way
 
-  Activations are left out, attention scores among them, which XLA's attention
-  writes to memory: what is measured will be above.
+  Embeddings that are no head are not gathered. Activations are left out,
+  attention scores among them, which XLA's attention writes to memory: what is
+  measured will be above.
 
   Returns:
     `intensity`, FLOPs a byte of HBM, and for a known chip `seconds` and what
@@ -224,8 +225,10 @@ def roofline(setting: abstract.Setting, program: abstract.Program,
   """
   mesh, model = setting.mesh.shape, setting.model.config
   # A teacher and a reference have parameters of their own, by their names.
-  parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(
-      program.arguments.get(program.name, setting.params())))
+  params = dict(program.arguments.get(program.name, setting.params()))
+  if 'head' in params:  # else the embedding is the head
+    del params['embedding']
+  parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
   weights = (parameters / mesh['tensor'] * np.dtype(model.dtype).itemsize
              * program.passes)
   state = 2 * sum(_bytes_a_device(program.arguments[kind])
