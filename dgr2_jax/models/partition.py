@@ -105,6 +105,7 @@ def lookup(table: jax.Array, tokens: jax.Array) -> jax.Array:
 
   The table stays where it is: devices along fsdp look up their part of D for
   the requests of all of them, and then exchange [N, T, D], less than [V, D].
+  (Where fsdp does not divide D, each looks up all of it for all of them.)
 
   Returns:
     [N, T, D], requests over data and fsdp.
