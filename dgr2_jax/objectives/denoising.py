@@ -66,6 +66,8 @@ class DenoisingConfig:
     for field in ('reasoning_weight', 'answer_weight', 'ar_weight'):
       if getattr(self, field) < 0:
         raise ValueError(f'{field}={getattr(self, field)} must be >= 0')
+    if not (self.reasoning_weight or self.answer_weight):
+      raise ValueError('reasoning_weight and answer_weight are both 0')
     for field in ('full_block_prob', 'min_ratio'):
       if not 0 <= getattr(self, field) <= 1:
         raise ValueError(f'{field}={getattr(self, field)} is not in [0, 1]')

@@ -79,6 +79,13 @@ class DistillationConfig:
       if getattr(self, field) not in choices:
         raise ValueError(f'{field}={getattr(self, field)!r}: expected one of '
                          + ', '.join(choices))
+    if self.divergence == 'none':
+      for field, only in (('elsewhere', 'cross_entropy'), ('ar_weight', 0)):
+        if getattr(self, field) != only:
+          raise ValueError(f'{field}={getattr(self, field)!r}: expected {only} '
+                           "with divergence='none'")
+    if not (self.reasoning_weight or self.answer_weight):
+      raise ValueError('reasoning_weight and answer_weight are both 0')
 
 
 def last_revealed(masked: jax.Array) -> jax.Array:
@@ -237,9 +244,7 @@ def loss(model: transformer.Transformer, params: Any,
 
   kl_sum = kl_weight = nats_sum = nats_weight = 0.
   for weight, state, at, distilled, excluded, capacity in parts:
-    cross_entropy = (config.elsewhere != 'none'
-                     or config.divergence == 'none')
-    used = weight * (distilled | cross_entropy)
+    used = weight * (distilled | (config.elsewhere == 'cross_entropy'))
     used, state, at, distilled, excluded = scoring.gather_rows(
         used.reshape(n, -1), capacity,
         *(x.reshape(n, used[0].size, *x.shape[used.ndim:])

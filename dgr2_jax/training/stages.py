@@ -81,8 +81,7 @@ def ar_rl(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Copies the AR weights; the mask row becomes the mean row plus noise."""
   experiment = experiment_lib.Experiment(config, workdir)
-  checkpoints = checkpoints_lib.Checkpoints(
-      workdir / 'checkpoints' / 'convert', keep=1)
+  checkpoints = _checkpoints(workdir, 'convert')
   if checkpoints.is_complete():
     return
   params = experiment.restore(experiment.before('convert'))
@@ -93,6 +92,11 @@ def convert(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   best = checkpoints_lib.Best(0, 0.)
   checkpoints.save(0, {}, params, best)
   checkpoints.mark_complete(0, best)
+
+
+def _checkpoints(workdir: pathlib.Path,
+                 stage: str) -> checkpoints_lib.Checkpoints:
+  return checkpoints_lib.Checkpoints(workdir / 'checkpoints' / stage, keep=1)
 
 
 def add_mask_token(params: Any, vocabulary: vocabulary_lib.Vocabulary,
@@ -136,7 +140,7 @@ def _reinforce(experiment: experiment_lib.Experiment, stage: str) -> None:
   """Trains with the policy gradient on the policy's own responses."""
   params = experiment.restore(experiment.before(stage))
   annotate = lambda batch: batch
-  if experiment.config[stage].kl_weight:
+  if experiment.config[stage].get('kl_weight'):
     annotate = _reference(experiment, stage, params)
   _train(experiment, stage, params, _rollouts(experiment, stage, annotate))
 
@@ -156,6 +160,8 @@ def _reference(experiment: experiment_lib.Experiment, stage: str,
 
 def _distil(experiment: experiment_lib.Experiment) -> None:
   """Trains with the divergence from the teacher on the student's responses."""
+  if _checkpoints(experiment.workdir, 'opd').is_complete():
+    return  # the teacher may be gone by now
   teacher = _teacher(experiment)
   clean_states = jax.jit(losses.teacher_states(experiment))
 

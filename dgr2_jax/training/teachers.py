@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 import dataclasses
+import os
 import pathlib
 
 import ml_collections
@@ -36,7 +36,7 @@ def elsewhere(
   """
   if '/' not in teacher:
     return None
-  path = pathlib.Path(teacher).expanduser()
+  path = pathlib.Path(os.path.expanduser(teacher))
   if path.parent.name != 'checkpoints':
     raise ValueError(f'config.opd.teacher is {teacher!r}: expected a stage of '
                      'another run as DIR/checkpoints/STAGE.')
@@ -62,13 +62,13 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise ValueError(f'config.opd.teacher is {teacher!r}: expected one of '
                        f'{", ".join(known)}, or a stage of another run as '
                        'DIR/checkpoints/STAGE.')
-    _check_stream(config, teacher, recipe)
+    _check_stream(config, teacher, teacher)
     return
   other, directory, stage = found
   if not (directory / 'checkpoints' / stage / 'complete.json').exists():
     raise ValueError(f'config.opd.teacher is {teacher!r}: that stage is not '
                      'complete, or not there.')
-  _check_stream(other, stage, tuple(other.recipe))
+  _check_stream(other, stage, teacher)
   there, here = (workdir_lib.flatten(workdir_lib.to_json(x))
                  for x in (other, config))
   for name in _FORM:
@@ -78,13 +78,14 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_stream(config: ml_collections.ConfigDict, stage: str,
-                  recipe: Sequence[str]) -> None:
+                  teacher: str) -> None:
   """A clean stream that is block_causal sees the tokens it would teach."""
+  recipe = tuple(config.recipe)
   before = recipe[:recipe.index('convert')] if 'convert' in recipe else recipe
   if (config.get('canvas', {}).get('clean_stream') == 'block_causal'
       and stage not in ('ar', *before)):
     raise ValueError(
-        f'config.opd.teacher is {config.opd.teacher!r}: expected a stage '
+        f'config.opd.teacher is {teacher!r}: expected a stage '
         "before convert with canvas.clean_stream='block_causal', whose clean "
         'stream sees the tokens that it would teach.')
 

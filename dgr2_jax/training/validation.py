@@ -78,6 +78,7 @@ def _one_of(*values: str) -> _Rule:
 
 
 _NOT_NEGATIVE = (lambda x: _is_number(x) and x >= 0, 'a number of at least 0')
+_NOT_POSITIVE = (lambda x: _is_number(x) and x <= 0, 'a number of at most 0')
 _ABOVE_ZERO = (lambda x: _is_number(x) and x > 0, 'a number above 0')
 _SHARE = (_share, 'a number from 0 to 1')
 _ABOVE_ZERO_TO_ONE = (lambda x: _share(x) and x > 0,
@@ -101,7 +102,6 @@ _STEPS = (
         and x[0] <= x[1]))),
     'the first and the last step of a profile, from 1, or ()')
 _DTYPE = _one_of('float32', 'bfloat16', 'float16')
-# What a validation gives; see `stages`.
 _METRICS = _one_of(*metrics.METRICS, 'valid_rate', 'reward',
                    'tokens_per_forward')
 
@@ -157,7 +157,7 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'\w+\.rollout\.temperature', _NOT_NEGATIVE),
     (r'\w+\.rollout\.canvases', _one_of('all', 'one')),
     (r'\w+\.reward\.overlong_buffer', _whole(0)),
-    (r'\w+\.reward\.invalid', (_is_number, 'a number')),
+    (r'\w+\.reward\.invalid', _NOT_POSITIVE),
     (r'\w+\.reward\.format_weight', _NOT_NEGATIVE),
     # Fields of every section that trains or decodes.
     (r'\w+\.(batch_size|steps|eval_every|checkpoint_every|log_every|keep)',
@@ -170,7 +170,8 @@ _RULES = tuple((re.compile(pattern), rule) for pattern, rule in (
     (r'\w+\.optimizer\.lora\.alpha', _ABOVE_ZERO),
     (r'\w+\.learning_rate', _ABOVE_ZERO),
     (r'\w+\.(weight_decay|grad_clip|(reasoning|answer|ar|kl|cft)_weight'
-     r'|clip_low|clip_high)', _NOT_NEGATIVE),
+     r'|clip_high)', _NOT_NEGATIVE),
+    (r'\w+\.clip_low', _SHARE),
     (r'\w+\.teacher_top_k', _whole(0)),
     (r'\w+\.mask_pairs', _whole(1)),
     (r'\w+\.(b1|b2)', _BELOW_ONE),
@@ -303,6 +304,11 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
         raise ValueError(f'config.opd.rollout.refill is '
                          f'{section.rollout.refill}: expected 1; every group '
                          'is distilled.')
+      greedy = not section.rollout.temperature or section.rollout.top_k == 1
+      if greedy and section.rollout.num_rollouts > 1:
+        raise ValueError('config.opd.rollout.num_rollouts is '
+                         f'{section.rollout.num_rollouts}: expected 1 where '
+                         'they are greedy, and equal.')
     rollout = section.get('rollout', {})
     buffer = section.get('reward', {}).get('overlong_buffer', 0)
     if buffer > config.prompt.max_response:
@@ -314,11 +320,14 @@ def _check_recipe(config: ml_collections.ConfigDict) -> None:
         raise ValueError(
             f'config.{name}.rollout.canvases is {rollout.canvases!r}: '
             "expected 'all'; a token is scored on the step that decided it.")
-      for field, least in (('num_rollouts', 2), ('temperature', 1e-3)):
-        if rollout[field] < least:
+      for field, good, expected in (
+          ('num_rollouts', rollout.num_rollouts > 1, 'at least 2'),
+          ('temperature', rollout.temperature >= 1e-3, 'at least 0.001'),
+          ('top_k', rollout.top_k != 1, 'at least 2, or 0')):
+        if not good:
           raise ValueError(
-              f'config.{name}.rollout.{field} is {rollout[field]}: expected at '
-              f'least {least}; nothing is learned from groups of equals.')
+              f'config.{name}.rollout.{field} is {rollout[field]}: expected '
+              f'{expected}; nothing is learned from groups of equals.')
     if chunk and name in ('opd', 'rl') and rollout.canvases_per_row % chunk:
       raise ValueError(
           f'config.model.canvas_chunk is {chunk}: expected a divisor of '

@@ -204,7 +204,7 @@ def config_of(**changes):
     (SHIFTED, config_of()),  # the paper's
     (SHIFTED, config_of(positions='nothing_right', elsewhere='cross_entropy',
                         ar_weight=.3, head_chunk=5)),
-    (SHIFTED, config_of(divergence='none')),
+    (SHIFTED, config_of(divergence='none', elsewhere='cross_entropy')),
     (SHIFTED, config_of(positions='corrected')),
     (canvas_lib.CanvasConfig(B, 'block_causal'),
      config_of(elsewhere='cross_entropy')),

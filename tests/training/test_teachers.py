@@ -60,6 +60,11 @@ def test_a_larger_model_of_another_run_teaches(other, tmp_path, monkeypatch):
   assert shape.width == config_of().model.width != 24
   assert shape.dtype == 'bfloat16'  # how it computes is up to this run
   assert stages._teacher(experiment)['final_norm'].shape == (shape.width,)
+  away = other.rename(other.with_name('away'))
+  try:  # what it has taught does not need it
+    stages.run(config, tmp_path, 'opd')
+  finally:
+    away.rename(other)
 
 
 @pytest.mark.parametrize('section, field, value, message', [
@@ -85,16 +90,18 @@ def test_a_bad_teacher_is_named_before_any_work(tmp_path):
   stage.mkdir(parents=True)
   for where, message in (
       ('nobody/checkpoints/ar', 'expected the config of a working directory'),
+      ('~nobody/checkpoints/ar', 'expected the config of a working directory'),
       ('run', 'expected a stage of another run as DIR/checkpoints/STAGE')):
     with pytest.raises(ValueError, match=message):
-      stages.run(config_of(tmp_path / where), tmp_path)
+      stages.run(config_of(
+          where if where[0] == '~' else tmp_path / where), tmp_path)
   content = config_of().to_dict() | {'recipe': ['ar_sft', 'convert', 'cft']}
   content['canvas']['clean_stream'] = 'block_causal'
   (tmp_path / 'run' / 'config.json').write_text(json.dumps(content))
   with pytest.raises(ValueError, match='that stage is not complete'):
     stages.run(config_of(stage), tmp_path)
   (stage / 'complete.json').write_text('{}')
-  with pytest.raises(ValueError, match='expected a stage before convert'):
+  with pytest.raises(ValueError, match=f'{stage}.*a stage before convert'):
     stages.run(config_of(stage), tmp_path)
   config = config_of('cft')
   config.canvas.clean_stream = 'block_causal'

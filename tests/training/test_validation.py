@@ -64,6 +64,9 @@ def test_configs_pass(path, variant, tmp_path):
     ('cft__best_metric', 'ndcg@7', 'one of recall@1'),
     ('rl__best_metric', 'overflow_rate', 'one of recall@1'),
     ('opd__rollout__refill', 2, 'expected 1; every group'),
+    ('rl__rollout__top_k', 1, 'at least 2, or 0; nothing is learned'),
+    ('rl__reward__invalid', .5, 'at most 0'),
+    ('rl__clip_low', 1.5, 'from 0 to 1'),
     ('rl__reward__overlong_buffer', 999, 'expected at most'),
     ('cft__b2', 1., 'below 1'),
     ('cft__eval_threshold', 1.5, 'above 0 and at most 1'),
@@ -156,6 +159,13 @@ def test_fields_of_mid_training(field, value, message):
     (dict(prompt__response_format='json', prompt__answer_order='target',
           evaluate__constrained_ar=False), 'prompt.trace.grades'),
     (dict(opd__divergence='both'), 'config.opd: divergence='),
+    (dict(opd__divergence='none', opd__elsewhere='none'), 'elsewhere=.none.'),
+    (dict(opd__divergence='none', opd__ar_weight=.5), 'ar_weight=0.5'),
+    *((change, 'opd.rollout.num_rollouts is 4.*equal') for change in (
+        dict(opd__rollout__temperature=0.), dict(opd__rollout__top_k=1))),
+    *((dict.fromkeys((f'{stage}__reasoning_weight', f'{stage}__answer_weight'),
+                     0.), f'config.{stage}: reasoning_weight and answer_weight')
+      for stage in ('cft', 'opd')),
     (dict(rl__rollout__canvases='two'), 'rl.rollout.canvases is .* all, one'),
     (dict(rl__rollout__canvases='one'), "rl.rollout.canvases is 'one'"),
     (dict(rl__rollout__updates=3), 'rl.steps is .*rollout.updates=3'),
@@ -220,6 +230,7 @@ def test_absent_sections_are_not_checked():
 def test_optional_fields_of_a_stage():
   config = _config()
   config.opd.teacher_dtype = 'bfloat16'
+  del config.rl.kl_weight
   for name in ('cft', 'opd', 'rl'):
     config[name].accumulate = 4
     config[name].optimizer = dict(
