@@ -3,10 +3,10 @@
     python experiments/publish.py WORKDIR experiments/quickstart/seed0
     python experiments/publish.py experiments/quickstart/seed0
 
-Tables and figures are rendered anew from report.json and metrics.jsonl, config
-and command are taken over; paths on the machine become DIR in both. No number
-is changed. With a published folder alone it is rendered anew in place; its
-training curves, whose metrics.jsonl is not published, stay as they are.
+Tables and figures are rendered anew from report.json and metrics.jsonl, which
+are taken over like config and command; paths on the machine become DIR. No
+number is changed. With a published folder alone it is rendered anew in place;
+the training curves of one without metrics.jsonl stay as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ PATHS = (
 _FLAGS = '|'.join(map(re.escape, PATHS))
 _DIRECTORY = re.compile(
     rf'(--workdir|--config\.(?:{_FLAGS})|--config\.opd\.teacher(?==\S*/))=\S+')
-_PUBLISHED = ('report.json', 'report.md', 'report.html', 'figures')
+_PUBLISHED = ('metrics.jsonl', 'report.json', 'report.md', 'report.html',
+              'figures')
 
 
 def blank(config: dict[str, Any]) -> None:
@@ -104,7 +105,8 @@ def publish(workdir: pathlib.Path, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / 'figures', ignore_errors=True)
     for name in _PUBLISHED:
-      shutil.move(rendered / name, folder / name)
+      if (rendered / name).exists():
+        shutil.move(rendered / name, folder / name)
   (folder / 'config.json').write_text(
       json.dumps(config, indent=2, sort_keys=True) + '\n', encoding='utf-8')
 

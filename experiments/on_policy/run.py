@@ -35,6 +35,9 @@ from dgr2_jax.training import variants
 
 HERE = pathlib.Path(__file__).parent
 THRESHOLDS = (.9, .6, .4)
+# Of metrics.jsonl: groups whose responses all earn the same, and groups of the
+# update batches that count.
+GROUPS = ('same_reward_share', 'kept_share')
 SPLITS = ('validation', 'test')
 
 
@@ -99,6 +102,10 @@ VARIANTS = {
             AT_HALF | {'opd.divergence': 'none'},
     },
     'rl': {
+        'as configured': {},
+        'as configured, four rounds of prompts': {'rl.rollout.refill': 4},
+        'as configured, groups of 16': {'rl.rollout.num_rollouts': 16},
+        'as configured, temperature 1': {'rl.rollout.temperature': 1.},
         'rollouts at tau .9, temperature 1': rolled_out(.9, 1.),
         'rollouts at tau .4, temperature .5': rolled_out(.4, .5),
         'tau .4, temperature .5, CFT 1': rolled_out(.4, .5, cft_weight=1.),
@@ -166,7 +173,25 @@ def table(stage: str, results: dict[str, list[dict]]) -> str:
           f'| {name} | {p["threshold"]} | {p["reward"]:.3f} | {change} | '
           f'{p["recall@1"]:.3f} | {p["ndcg@3"]:.3f} | {p["valid_rate"]:.3f} | '
           f'{p["tokens_per_forward"]:.2f} |')
+  rollouts = {name: points[0] for name, points in results.items()
+              if set(GROUPS) <= points[0].keys()}
+  if rollouts:
+    lines += ['', 'Groups of rollouts, shares over the training:', '',
+              '| variant | of equal reward, of all | that count, of a batch |',
+              '|---|---|---|']
+    lines += [f'| {name} | ' + ' | '.join(
+        f'{point[share]:.2f}' for share in GROUPS) + ' |'
+              for name, point in rollouts.items()]
   return '\n'.join(lines) + '\n'
+
+
+def group_shares(workdir: pathlib.Path, stage: str) -> dict[str, float]:
+  """Means of `GROUPS` over the training of a stage."""
+  with open(workdir / 'metrics.jsonl', encoding='utf-8') as f:
+    logged = [line for line in map(json.loads, f)
+              if line['stage'] == stage and f'train/{GROUPS[0]}' in line]
+  return {share: float(np.mean([line[f'train/{share}'] for line in logged]))
+          for share in GROUPS}
 
 
 def main() -> None:
@@ -203,6 +228,8 @@ def main() -> None:
     results[name] = Measured(
         experiment, args.stage, variants.last_params(workdir, args.stage),
         start).points
+    if args.stage != 'opd':  # whose groups all count
+      results[name][0] |= group_shares(workdir, args.stage)
     jax.clear_caches()
   text = table(args.stage, results)
   for kind, content in (('json', json.dumps(results, indent=1) + '\n'),
